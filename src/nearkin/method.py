@@ -1,0 +1,184 @@
+"""A method is six verbs around one training step; losses and strategies are its two branches.
+
+    method.bind(model)                                      once, before anything is loaded
+    method.at_check(model, embed, labels, score)            before the first step, then every check
+    for index in method.batches(labels, size, seed=seed):   who meets whom
+        loss = method.loss(step)                            the objective
+        method.after_backward(model)                        edit gradients
+        method.after_step(step)                             edit own state
+
+`method("xbm(contrastive, size=1024)", classes=100, dim=512)` builds one from its spec.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from nearkin.data import samplers
+from nearkin.errors import NearkinError
+from nearkin.proxies import Proxies
+from nearkin.similarity import References, Relation, Space, batch_references, check_space, never_lower, relate
+from nearkin.spec import Call, look_up, option_names, parse, resolve_options
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What one training step knows. Outside the loop only `x` and `y` are there."""
+
+    x: Tensor  # [B, D] embeddings
+    y: Tensor  # [B] labels
+    model: nn.Module | None = None
+    images: Tensor | None = None  # [B, C, S, S] what the model saw
+    index: Tensor | None = None  # [B] rows of the training set
+    rng: torch.Generator | None = None
+
+
+class Embed(Protocol):
+    """Embeddings of training images in eval mode; all of them, or those of `index`."""
+
+    def __call__(self, index: Tensor | None = None, *, augment: bool = False) -> Tensor: ...
+
+
+class Method(nn.Module):
+    """The six verbs with their defaults. All state is in parameters and buffers; it moves only in train mode."""
+
+    space: Space = "cosine"
+    images_per_class: int = 0  # how a batch is made: n images of each of its classes, or 0: drawn at random
+    reads_state: bool = False  # `batches` reads the method's state (mining): nothing may be read ahead
+    spec: Call = Call("")
+
+    def bind(self, model: nn.Module) -> None:
+        """Once, before anything is loaded: anchors and momentum copies become buffers."""
+
+    def at_check(self, model: nn.Module, embed: Embed, labels: Tensor, score: float | None = None) -> None:
+        """Before the first step and at every check: proxies from data, redraws, schedules."""
+
+    def batches(
+        self, labels: Tensor, size: int, *, seed: int, start: int = 0, images_per_class: int | None = None
+    ) -> Iterator[Tensor]:
+        """Endless batches of row numbers from batch `start` on; batch n depends on the seed, n and own state alone."""
+        images = self.images_per_class if images_per_class is None else images_per_class
+        if images:
+            return samplers.per_class(labels, size, images=images, seed=seed, start=start)
+        return samplers.shuffled(labels, size, seed=seed, start=start)
+
+    def loss(self, step: Step) -> Tensor:
+        """The objective of one batch: a scalar."""
+        raise NotImplementedError
+
+    def groups(self, lr: float) -> list[dict[str, Any]]:
+        """Own parameters for the optimiser: proxies at `lr` times their speed, anything else at `lr`."""
+        proxies = [m for m in self.modules() if isinstance(m, Proxies)]
+        groups = [{"params": [p.vectors], "lr": lr * p.speed} for p in proxies]
+        fast = {id(p.vectors) for p in proxies}
+        rest = [p for p in self.parameters() if id(p) not in fast]
+        return groups + ([{"params": rest, "lr": lr}] if rest else [])
+
+    def after_backward(self, model: nn.Module) -> None:
+        """Edit the model's gradients before the optimiser takes them."""
+
+    def after_step(self, step: Step) -> None:
+        """Edit own state after the optimiser's step."""
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        """The loss of embeddings [B, D] and labels [B], for a loop of your own."""
+        check_batch(x, y)
+        return self.loss(Step(x, y))
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
+        return super()._apply(never_lower(fn), recurse)  # type: ignore[no-untyped-call]
+
+
+class Loss(Method):
+    """An objective against references: the batch itself, or proxies where there are any."""
+
+    proxies: Proxies | None = None
+
+    def references(self, x: Tensor, y: Tensor) -> References:
+        """What this batch is compared with."""
+        return batch_references(x, y) if self.proxies is None else self.proxies.references()
+
+    def objective(self, r: Relation, weights: Tensor | None = None) -> Tensor:
+        """The paper's equation on a relation; `weights` [B, R] multiply inside the exponent or the hinge."""
+        raise NotImplementedError
+
+    def loss(self, step: Step) -> Tensor:
+        return self.objective(relate(step.x, step.y, self.references(step.x, step.y), self.space))
+
+    def at_check(self, model: nn.Module, embed: Embed, labels: Tensor, score: float | None = None) -> None:  # noqa: ARG002
+        if self.proxies is not None:
+            self.proxies.from_data(embed, labels)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        check_batch(x, y, classes=None if self.proxies is None else self.proxies.classes)
+        return self.loss(Step(x, y))
+
+
+class Strategy(Method):
+    """A way of training around an inner loss; verbs it does not change go to the inner method."""
+
+    natural_inner: str = ""  # the spec it takes where none is given
+
+    def __init__(self, inner: Loss) -> None:
+        super().__init__()
+        self.inner = inner
+        self.space = inner.space
+        self.images_per_class = inner.images_per_class
+
+    def bind(self, model: nn.Module) -> None:
+        self.inner.bind(model)
+
+    def at_check(self, model: nn.Module, embed: Embed, labels: Tensor, score: float | None = None) -> None:
+        self.inner.at_check(model, embed, labels, score)
+
+    def loss(self, step: Step) -> Tensor:
+        return self.inner.loss(step)
+
+    def after_backward(self, model: nn.Module) -> None:
+        self.inner.after_backward(model)
+
+    def after_step(self, step: Step) -> None:
+        self.inner.after_step(step)
+
+
+def check_batch(x: Tensor, y: Tensor, classes: int | None = None) -> None:
+    """Refuse what is no batch, in a sentence. Label values are looked at only where that costs no device sync."""
+    if x.ndim != 2 or y.ndim != 1 or len(x) != len(y) or not len(y):
+        raise NearkinError(f"A method takes embeddings [B, D] and labels [B]; got {list(x.shape)} and {list(y.shape)}.")
+    if y.is_floating_point() or y.dtype == torch.bool:
+        raise NearkinError(f"Labels are integers; got {y.dtype}: call labels.long().")
+    if y.device.type == "cpu" and not 0 <= int(y.min()) <= int(y.max()) < (classes or float("inf")):
+        upto = "" if classes is None else f" to {classes - 1} here"
+        raise NearkinError(f"Labels run from 0{upto}; got {int(y.min())} to {int(y.max())}.")
+
+
+def method(spec: str, *, classes: int, dim: int, space: str | None = None) -> Method:
+    """Build a method from its spec, for `classes` training classes and `dim`-dimensional embeddings."""
+    return _build(parse(spec), {"classes": classes, "dim": dim}, None if space is None else check_space(space))
+
+
+def _build(call: Call, given: Mapping[str, int], space: Space | None) -> Method:
+    from nearkin.losses import LOSSES  # here, since the tables' entries are built on this module
+    from nearkin.strategies import STRATEGIES
+
+    table: dict[str, Callable[..., Method]] = {**LOSSES, **STRATEGIES}
+    entry = look_up(call.name, table, what="method")
+    options = resolve_options(call, entry, given=given)
+    wanted = {name: value for name, value in given.items() if name in option_names(entry)}
+    inner = [_build(arg, given, space) for arg in call.args]
+    if call.name in LOSSES:
+        if inner:
+            raise NearkinError(f"{call.name} is a loss and takes no inner method; got {call.args[0]}.")
+        built = entry(**options, **wanted)
+    else:
+        inner = inner or [_build(parse(STRATEGIES[call.name].natural_inner), given, space)]
+        if len(inner) > 1 or not isinstance(inner[0], Loss):
+            raise NearkinError(f"{call.name} takes one loss, as in {call.name}({STRATEGIES[call.name].natural_inner}).")
+        built = entry(inner[0], **options, **wanted)
+    if space is not None:
+        built.space = space
+    built.spec = Call(call.name, tuple(m.spec for m in inner), options)
+    return built
