@@ -1,0 +1,176 @@
+"""The command line: one function a command. Errors are one sentence and exit code 2."""
+
+import dataclasses
+import inspect
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any, get_origin, get_type_hints
+
+import click
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from nearkin.errors import NearkinError
+from nearkin.plan import Plan
+from nearkin.report.progress import Reporter
+from nearkin.report.tables import score_cells, terminal_table
+
+app = typer.Typer(
+    help="Deep metric learning: train embedding models whose nearest neighbours are kin, and measure them honestly.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+methods_app = typer.Typer(help="The methods there are, and what each one's paper says.", invoke_without_command=True)
+app.add_typer(methods_app, name="methods")
+
+
+def train(
+    *,
+    out: Annotated[Path | None, typer.Option(help="Folder of the run (default: a new one below runs/).")] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with the run in --out, exactly where it was.")
+    ] = False,
+    **settings: Any,
+) -> None:
+    """Train a model and measure it on unseen classes; with no options, on the embedded glyphs."""
+    from nearkin.measure import embed_test
+    from nearkin.report.neighbours import neighbour_sheet
+    from nearkin.train import train as run_training
+
+    given = {name: value for name, value in settings.items() if value is not None}
+    if "metrics" in given:
+        given["metrics"] = tuple(given["metrics"].replace(" ", "").split(","))
+    run = run_training(out=out, resume=resume, reporter=Reporter(Console()), **given)
+    _show_result(run.path)
+    picture = neighbour_sheet(embed_test(run.path), run.path / "neighbours.png")
+    print(f"Nearest neighbours of test images: {picture}")
+
+
+def _flags() -> list[inspect.Parameter]:
+    """The fields of Plan as flags; None where one was not given, so that a backbone's own settings can show."""
+    hints = get_type_hints(Plan)
+    flags = []
+    for field in dataclasses.fields(Plan):
+        shown = ",".join(field.default) if isinstance(field.default, tuple) else str(field.default)
+        option = typer.Option(help=field.metadata["help"], show_default=shown or "empty")
+        hint = str if get_origin(hints[field.name]) is tuple else hints[field.name]
+        annotation = Annotated[hint | None, option]  # type: ignore[valid-type]
+        flags.append(inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation))
+    return flags
+
+
+def _with_flags(command: Any) -> Any:
+    signature = inspect.signature(command)
+    own = [p for p in signature.parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
+    command.__signature__ = signature.replace(parameters=[*own, *_flags()])
+    command.__annotations__ = {p.name: p.annotation for p in command.__signature__.parameters.values()}
+    return command
+
+
+app.command()(_with_flags(train))
+
+
+def _show_result(run: Path) -> None:
+    from nearkin.runs import RunFolder, read_json
+
+    folder = RunFolder(run)
+    result = read_json(folder.result)
+    chosen = {
+        "last": "the last epoch",
+        "validation": "the best epoch on held-out training classes",
+        "test": "the best epoch ON THE TEST SET, as asked: not comparable with honest scores",
+    }[result["select"]]
+    header, cells = score_cells({"before training": result["before"], result["method"]: result["scores"]})
+    console = Console()
+    console.print(terminal_table(header, cells, title="Unseen classes, percent"))
+    left_out = f", {result['left_out']} without kin left out" if result["left_out"] else ""
+    speed = (
+        f"{result['images_per_second']:,.0f} images/s" if result["images_per_second"] else "no whole epoch was timed"
+    )
+    console.print(
+        f"{result['queries']} queries{left_out}; kept: {chosen}; {result['seconds']:.0f} s, {speed}.", highlight=False
+    )
+    console.print(f"Run folder: {escape(str(folder.path))}", highlight=False)
+
+
+@app.command("eval")
+def evaluate(
+    run: Annotated[Path, typer.Argument(help="Folder of a run.")],
+    data: Annotated[str | None, typer.Option(help="Another data set to test on (default: the run's own).")] = None,
+    metrics: Annotated[str | None, typer.Option(help="Metrics, with commas between (default: the run's own).")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    device: Annotated[str, typer.Option(help="Where to compute: auto, cpu, cuda.")] = "auto",
+) -> None:
+    """Measure a run's model on the test classes."""
+    from nearkin.measure import measure_run
+
+    names = tuple(metrics.replace(" ", "").split(",")) if metrics else None
+    reporter = Reporter(None if as_json else Console())
+    scores = measure_run(run, data=data, metrics=names, device=device, reporter=reporter)
+    if as_json:
+        print(json.dumps({"scores": scores, "queries": scores.queries, "left_out": scores.left_out}))
+        return
+    Console().print(terminal_table(*score_cells({str(run): scores}), title="Unseen classes, percent"))
+    print(f"{scores.queries} queries, {scores.left_out} without kin left out.")
+
+
+@app.command()
+def data(
+    name: Annotated[str, typer.Argument(help="A data set: glyphs, folder:PATH, csv:PATH, cub:PATH, …")],
+    out: Annotated[Path, typer.Option(help="File for the contact sheet (PNG).")] = Path("contact_sheet.png"),
+    halves: Annotated[str, typer.Option(help="first or swapped: which half of the classes trains.")] = "first",
+) -> None:
+    """Show what is in a data set: counts, splits, what is wrong with it, and a contact sheet picture."""
+    from nearkin.data.datasets import Part, describe, load_dataset
+    from nearkin.report.sheets import class_sheet
+
+    console = Console()
+    with Reporter(console).bar("reading") as progress:
+        dataset = load_dataset(name, halves=halves, progress=progress)  # type: ignore[arg-type]
+    cells = [
+        [p.part, f"{p.images:,}", f"{p.classes:,}", str(p.fewest), f"{p.median:g}", str(p.most)]
+        for p in describe(dataset)
+    ]
+    console.print(terminal_table(list(Part._fields), cells, title=f"{dataset.name} (last three: images per class)"))
+    for sentence in dataset.notes:
+        console.print(sentence, highlight=False, markup=False, soft_wrap=True)
+    class_sheet(dataset.train, title=f"{name}: training classes").save(out)
+    print(f"Contact sheet: {out}")
+
+
+@methods_app.callback()
+def methods(context: typer.Context) -> None:
+    """List the methods, one line each."""
+    if context.invoked_subcommand is None:
+        from nearkin.report.methods import method_rows
+
+        Console().print(terminal_table(["method", "kind", "what it does"], method_rows()))
+        print("\nnearkin methods show NAME prints equations, settings and departures.")
+
+
+@methods_app.command("show")
+def show_method(name: Annotated[str, typer.Argument(help="A method's name.")]) -> None:
+    """Print a method's header: citation, equations, symbols, settings, departures."""
+    from nearkin.report.methods import method_page
+
+    print(method_page(name))
+
+
+def main() -> None:
+    """Run the command line; a wrong input is one sentence on standard error and exit code 2."""
+    try:
+        code = app(standalone_mode=False)
+    except NearkinError as error:
+        print(f"nearkin: {error}", file=sys.stderr)
+        sys.exit(2)
+    except click.ClickException as error:
+        print(f"nearkin: {error.format_message()}", file=sys.stderr)
+        sys.exit(2)
+    except (KeyboardInterrupt, click.Abort):
+        print("nearkin: stopped; a training goes on with nearkin train --resume --out ITS_FOLDER.", file=sys.stderr)
+        sys.exit(130)
+    sys.exit(code if isinstance(code, int) else 0)

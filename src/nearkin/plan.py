@@ -1,0 +1,177 @@
+"""The plan of a run: every setting there is, what follows from it, and nothing that runs.
+
+The fields of `Plan` are the flags of `nearkin train`, the keywords of `nearkin.train` and the keys of `config.json`.
+"""
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, cast, get_args, get_type_hints
+
+import torch
+from torch import nn
+
+from nearkin.errors import NearkinError
+from nearkin.evaluate import DEFAULT_METRICS
+from nearkin.spec import fits, nearest, words
+
+Schedule = Literal["step", "cosine", "plateau", "constant"]
+BatchNorm = Literal["freeze", "freeze-stats", "train"]
+Optimiser = Literal["adamw", "adam", "rmsprop", "sgd"]
+Select = Literal["last", "validation", "test"]
+
+
+def setting(default: Any, help_text: str) -> Any:
+    """A field with the sentence that `--help` shows."""
+    return dataclasses.field(default=default, metadata={"help": help_text})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """All settings of a run. Defaults are Proxy-Anchor's published ones; a backbone may bring its own."""
+
+    data: str = setting("glyphs", "What to train and test on: glyphs, folder:PATH, csv:PATH, cub:PATH, cars:PATH, …")
+    method: str = setting(
+        "proxy_anchor", "What to train with, as in 'xbm(contrastive, size=1024)'; see nearkin methods."
+    )
+    backbone: str = setting("conv4", "The network: conv4, lite0, resnet50, … or any timm model name.")
+    weights: str = setting("default", "Its weights to begin with: default, none (random), or a file.")
+    dim: int = setting(512, "Dimension of the embedding.")
+    pool: str = setting("avg+max", "Pooling of the feature map: avg, max, avg+max (summed), gem.")
+    bias: bool = setting(True, "A bias in the linear head.")
+    layer_norm: bool = setting(False, "Layer norm before the linear head.")
+    space: str = setting("", "Geometry of model, loss and evaluation: cosine, ball, inner (empty: the method's own).")
+    size: int = setting(0, "Side of the square image the network sees, in pixels (0: the backbone's own).")
+    augment: str = setting("resized_crop", "Training-time augmentation, as in 'resized_crop(scale=(0.16, 1))'.")
+    halves: Literal["first", "swapped"] = setting("first", "Train on the first half of the classes, or the second.")
+    fraction: float = setting(1.0, "Part of the training images of each class that is used, 0 to 1.")
+    epochs: int = setting(60, "How often the training set is gone through.")
+    batch: int = setting(180, "Images in a batch.")
+    images_per_class: int = setting(-1, "Images of each class in a batch (0: drawn at random; -1: the method's own).")
+    optimiser: Optimiser = setting("adamw", "Optimiser.")
+    lr: float = setting(1e-4, "Learning rate of the trunk; proxies have their method's speed times it.")
+    head_lr: float = setting(0.0, "Learning rate of the head (0: as the trunk).")
+    weight_decay: float = setting(1e-4, "Weight decay, on everything.")
+    momentum: float = setting(0.9, "Momentum of sgd and rmsprop.")
+    warmup: int = setting(1, "Epochs at the beginning with the trunk frozen.")
+    batch_norm: BatchNorm = setting("freeze", "Batch norm: all frozen, only its statistics frozen, or trained.")
+    schedule: Schedule = setting("step", "Learning-rate schedule; plateau looks at held-out training classes.")
+    decay: float = setting(0.5, "Factor of a step or a plateau.")
+    decay_every: int = setting(10, "Epochs between steps; checks without progress before a plateau's.")
+    clip_value: float = setting(10.0, "Largest value of a gradient entry (0: off).")
+    clip_norm: float = setting(0.0, "Largest norm of the gradient (0: off).")
+    precision: Literal["auto", "float32", "bf16"] = setting("auto", "Arithmetic of the network (auto: bf16 on a GPU).")
+    compile: bool = setting(False, "Compile the network with torch.compile.")
+    select: Select = setting("last", "Which epoch is kept: last, best on held-out training classes, or best on test.")
+    select_by: str = setting("MAP@R", "The metric by which held-out classes (or test) choose.")
+    held_out: float = setting(0.25, "Part of the training classes held out where select, patience or plateau need it.")
+    patience: int = setting(0, "Stop after so many checks without progress on held-out classes (0: never).")
+    check_every: int = setting(0, "Steps between checks of method and held-out classes (0: an epoch).")
+    evaluate_every: int = setting(0, "Epochs between looks at the test set, for the curve only (0: at both ends).")
+    metrics: tuple[str, ...] = setting(DEFAULT_METRICS, "What is measured on the test set.")
+    seed: int = setting(0, "Seed of everything random.")
+    device: str = setting("auto", "Where to compute: auto, cpu, cuda, cuda:1, …")
+
+    @property
+    def needs_held_out(self) -> bool:
+        """Whether training classes are put aside; never where test itself chooses."""
+        asked = self.select == "validation" or self.patience > 0 or self.schedule == "plateau"
+        return asked and self.select != "test"
+
+
+def make_plan(given: Mapping[str, Any], natural: Mapping[str, Any]) -> Plan:
+    """The plan of what was given, then what is natural to the backbone, then the defaults; each value checked."""
+    fields = {f.name for f in dataclasses.fields(Plan)}
+    hints = get_type_hints(Plan)
+    for name, value in given.items():
+        if name not in fields:
+            raise NearkinError(f"There is no setting {name!r}.{nearest(name, fields)} See nearkin train --help.")
+        if name != "metrics" and not fits(value, hints[name]):
+            raise NearkinError(f"The setting {name} is {words(hints[name])}, not {value!r}.")
+    plan = Plan(**{**natural, **given})
+    for name in ("dim", "epochs", "batch", "decay_every"):
+        if getattr(plan, name) < 1:
+            raise NearkinError(f"The setting {name} is at least 1, not {getattr(plan, name)}.")
+    if not (0 < plan.fraction <= 1 and 0 < plan.held_out < 1):
+        raise NearkinError(
+            "The settings fraction and held_out are parts: above 0, fraction at most 1, held_out below 1."
+        )
+    device = resolve_device(plan.device)
+    precision = ("bf16" if device.type == "cuda" else "float32") if plan.precision == "auto" else plan.precision
+    if precision == "bf16" and device.type == "cpu":
+        raise NearkinError("precision=bf16 needs a GPU here; on a CPU use float32.")
+    return dataclasses.replace(plan, device=str(device), precision=precision, metrics=tuple(plan.metrics))
+
+
+def resolve_device(name: str) -> torch.device:
+    """The device of that name; `auto` is a GPU where there is one."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise NearkinError(f"There is no device {name!r}: use auto, cpu, cuda or cuda:1.") from None
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise NearkinError(f"The device {name!r} is not there: no GPU was found; use cpu.")
+    return device
+
+
+def lr_factor(plan: Plan, epoch: int, scores: Sequence[float] = ()) -> float:
+    """What the learning rates are multiplied with in an epoch (0, 1, …), given the scores of the checks so far."""
+    if plan.schedule == "step":
+        return plan.decay ** (epoch // plan.decay_every)
+    if plan.schedule == "cosine":
+        return 0.5 * (1 + math.cos(math.pi * epoch / plan.epochs))
+    if plan.schedule == "plateau":
+        return plan.decay ** _plateaus(scores, plan.decay_every)
+    return 1.0
+
+
+def _plateaus(scores: Sequence[float], patience: int) -> int:
+    best, waited, drops = -math.inf, 0, 0
+    for score in scores:
+        best, waited = (score, 0) if score > best else (best, waited + 1)
+        if waited == patience:
+            waited, drops = 0, drops + 1
+    return drops
+
+
+def checks_without_progress(scores: Sequence[float]) -> int:
+    """How many checks ago the best score was; the first of equals counts."""
+    return len(scores) - 1 - scores.index(max(scores)) if scores else 0
+
+
+def make_optimiser(plan: Plan, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
+    """The plan's optimiser over parameter groups that carry their learning rate."""
+    fused = plan.device.startswith("cuda")
+    if plan.optimiser == "adamw":
+        return torch.optim.AdamW(groups, weight_decay=plan.weight_decay, fused=fused)
+    if plan.optimiser == "adam":
+        return torch.optim.Adam(groups, weight_decay=plan.weight_decay, fused=fused)
+    if plan.optimiser == "rmsprop":
+        return torch.optim.RMSprop(groups, weight_decay=plan.weight_decay, momentum=plan.momentum)
+    return torch.optim.SGD(groups, weight_decay=plan.weight_decay, momentum=plan.momentum)
+
+
+def set_training(model: nn.Module, trunk: nn.Module, plan: Plan, *, warming_up: bool) -> None:
+    """Train mode under the plan's batch-norm policy, with the trunk frozen while warming up."""
+    model.train()
+    for parameter in trunk.parameters():
+        parameter.requires_grad_(not warming_up)
+    for norm in batch_norms(model):
+        if plan.batch_norm != "train":
+            norm.eval()
+        if plan.batch_norm == "freeze":
+            for parameter in norm.parameters(recurse=False):
+                parameter.requires_grad_(False)
+
+
+def batch_norms(model: nn.Module) -> list[nn.Module]:
+    """The batch norms of a model, timm's variants among them."""
+    return [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+
+
+def choices(field_type: Any) -> tuple[str, ...]:
+    """The words a Literal setting may be."""
+    return cast("tuple[str, ...]", get_args(field_type))

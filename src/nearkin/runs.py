@@ -1,0 +1,157 @@
+"""A run folder: everything about one training, written so that a kill at any moment leaves a run that can go on.
+
+    config.json             all settings, resolved
+    log.jsonl               a line an event: epoch, check, test
+    checkpoint.safetensors  what training needs to go on, bit for bit
+    model.safetensors       the weights of the epoch that is kept
+    result.json             scores and provenance; there when the run is finished
+
+Files are written whole or not at all. Nothing is ever pickled.
+"""
+
+import json
+import os
+import platform
+import subprocess
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from nearkin.errors import NearkinError
+
+Json = dict[str, Any]
+
+
+@contextmanager
+def whole_file(path: Path) -> Iterator[Path]:
+    """A temporary path that takes the place of `path` when all is written and on disk."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        yield temporary
+        with temporary.open("rb+") as file:
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_json(path: Path, content: Json) -> None:
+    """Write a JSON file whole."""
+    with whole_file(path) as temporary:
+        temporary.write_text(json.dumps(content, indent=2) + "\n")
+
+
+def read_json(path: Path) -> Json:
+    """Read a JSON file, or say what is wrong with it."""
+    try:
+        content: Json = json.loads(path.read_text())
+    except FileNotFoundError:
+        raise NearkinError(f"There is no {path}: is {path.parent} a run folder made by nearkin train?") from None
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise NearkinError(f"{path} is damaged ({error}): restore it, or train anew.") from None
+    return content
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], about: Json | None = None) -> None:
+    """Write tensors and a small JSON record about them as one safetensors file, whole."""
+    with whole_file(path) as temporary:
+        metadata = {"about": json.dumps(about or {})}
+        save_file({k: t.detach().cpu().contiguous() for k, t in tensors.items()}, temporary, metadata)
+
+
+def read_tensors(path: Path) -> tuple[dict[str, Tensor], Json]:
+    """Read such a file; one that is truncated or tampered with is a sentence, not a stack trace."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (not a mapping)
+            about: Json = json.loads((file.metadata() or {}).get("about", "{}"))
+    except FileNotFoundError:
+        raise NearkinError(f"There is no {path}.") from None
+    except (SafetensorError, json.JSONDecodeError, ValueError) as error:
+        raise NearkinError(f"{path} is damaged ({error}): restore it, or train anew.") from None
+    return tensors, about
+
+
+class RunFolder:
+    """The files of one run."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self.config = self.path / "config.json"
+        self.log = self.path / "log.jsonl"
+        self.checkpoint = self.path / "checkpoint.safetensors"
+        self.model = self.path / "model.safetensors"
+        self.result = self.path / "result.json"
+
+    def append(self, event: Json) -> None:
+        """Add a line to the log."""
+        with self.log.open("a") as file:
+            file.write(json.dumps(event) + "\n")
+
+    def events(self) -> list[Json]:
+        """The log, without a last line that a kill cut short."""
+        if not self.log.exists():
+            return []
+        lines = self.log.read_text().split("\n")
+        return [json.loads(line) for line in lines[:-1]]
+
+    def keep_events(self, count: int) -> None:
+        """Forget what was logged after the checkpoint that training goes on from."""
+        events = self.events()[:count]
+        with whole_file(self.log) as temporary:
+            temporary.write_text("".join(json.dumps(e) + "\n" for e in events))
+
+
+def provenance() -> Json:
+    """Where a result comes from: versions, commit, hardware, date."""
+    packages = ("nearkin", "torch", "timm", "numpy", "scikit-learn", "safetensors")
+    return {
+        "versions": {"python": platform.python_version(), **{p: _version(p) for p in packages}},
+        "commit": _commit(),
+        "hardware": _hardware(),
+        "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+    }
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:  # run from a source tree
+        from nearkin import __version__
+
+        return __version__ if package == "nearkin" else "absent"
+
+
+def _commit() -> str:
+    """The commit of the source tree this runs from; NEARKIN_COMMIT where the tree travels without its history."""
+    if given := os.environ.get("NEARKIN_COMMIT"):
+        return given
+    here = Path(__file__).parent
+    try:
+        tracked = _git(here, "ls-files", Path(__file__).name)
+        head = _git(here, "rev-parse", "HEAD")
+        changed = _git(here, "status", "--porcelain", "--untracked-files=no", ".")
+    except (OSError, subprocess.SubprocessError):
+        return "unknown"
+    return (head + ("+changes" if changed else "")) if tracked else "unknown"
+
+
+def _git(folder: Path, *arguments: str) -> str:
+    done = subprocess.run(["git", *arguments], cwd=folder, capture_output=True, text=True, check=True, timeout=10)
+    return done.stdout.strip()
+
+
+def _hardware() -> str:
+    cpu = f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores"
+    if not torch.cuda.is_available():
+        return f"CPU ({cpu})"
+    return f"{torch.cuda.get_device_name()} ({cpu})"

@@ -1,0 +1,414 @@
+"""The one loop. A method hooks into it by its six verbs; nothing here knows which method it is."""
+
+import dataclasses
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from nearkin.backbones import natural_plan
+from nearkin.data.augment import augment
+from nearkin.data.datasets import load_dataset
+from nearkin.data.images import Images
+from nearkin.data.pixels import Pixels
+from nearkin.data.samplers import steps_per_epoch
+from nearkin.data.splits import held_out, sample_fraction
+from nearkin.data.stores import open_store
+from nearkin.errors import NearkinError
+from nearkin.evaluate import Scores
+from nearkin.evaluate.protocols import evaluate_images
+from nearkin.method import Step, method
+from nearkin.model import Model, Store, autocast, build_embedder, embed_store
+from nearkin.paths import cache_dir
+from nearkin.plan import Plan, checks_without_progress, lr_factor, make_optimiser, make_plan, set_training
+from nearkin.report.progress import Reporter, Status
+from nearkin.runs import Json, RunFolder, provenance, read_json, read_tensors, write_json, write_tensors
+
+SAVE_SECONDS = 60.0
+"""A checkpoint is written about this often: the most that a kill can cost."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """Images with their pixels at hand."""
+
+    images: Images
+    store: Store
+
+
+class Training:
+    """One run: what it trains, with what, and how far it is."""
+
+    def __init__(self, plan: Plan, run: RunFolder, reporter: Reporter) -> None:
+        torch.manual_seed(plan.seed)
+        self.plan, self.run, self.reporter = plan, run, reporter
+        self.device = torch.device(plan.device)
+        data = load_dataset(plan.data, halves=plan.halves)
+        for sentence in data.notes:
+            reporter.note(sentence)
+        train, validation = sample_fraction(data.train, plan.fraction, seed=plan.seed), None
+        if plan.needs_held_out:
+            train, validation = held_out(train, fraction=plan.held_out)
+
+        self.method = method(plan.method, classes=train.classes, dim=plan.dim, space=plan.space or None)
+        embedder = build_embedder(plan, self.method.space)
+        self.model = Model(embedder, plan, train.names)
+        normalise = embedder.trunk.normalise
+        self.augment = augment(plan.augment, size=self.model.size, short=self.model.short, normalise=normalise)
+        self.train = self._part(train, "training")
+        if self.train.images.classes != train.classes:
+            raise NearkinError("None of the images of a training class can be read: mend the class or remove it.")
+        self.validation = None if validation is None else self._part(validation, "held-out")
+        self.test = self._part(data.test, "test")
+
+        # Measured on one GPU: eager is faster in channels-last, compiled in the default layout.
+        self.layout = torch.contiguous_format if plan.compile else torch.channels_last
+        embedder.to(self.device, memory_format=self.layout)  # type: ignore[call-overload]
+        self.method.bind(embedder)
+        self.method.to(self.device)
+        self.compiled: nn.Module = torch.compile(embedder) if plan.compile else embedder
+        self.labels = self.train.images.labels.to(self.device)
+        self.optimiser = make_optimiser(plan, self._groups())
+        self.base_lr = [group["lr"] for group in self.optimiser.param_groups]
+
+        self.per_epoch = steps_per_epoch(len(self.train.images), plan.batch)
+        self.check_every = plan.check_every or self.per_epoch
+        self.rng = torch.Generator(self.device).manual_seed(plan.seed)
+        self.losses = torch.zeros(self.per_epoch, device=self.device)  # of this epoch; read when it is over
+        self.step = 0
+        self.scores: list[float] = []  # of the checks, on held-out classes, or on test where that was asked for
+        self.trained = (0, 0.0)  # images and seconds of whole epochs after warm-up and compilation
+        self.seconds = 0.0
+        self.paused = self.lap = self.watched = 0.0  # clocks: checks in this epoch, its beginning, the last look
+        self.timed = False
+        self.network: nn.Module = embedder
+
+    def _part(self, images: Images, what: str) -> Part:
+        trunk = self.model.embedder.trunk
+        with self.reporter.bar(f"reading {what} images") as progress:
+            store, images, bad = open_store(
+                images,
+                short=self.model.short,
+                channels=trunk.channels,
+                device=self.device,
+                cache=cache_dir(),
+                progress=progress,
+            )
+        if bad:
+            self.reporter.note(f"{len(bad)} {what} images cannot be read and are left out, the first: {bad[0]}")
+        return Part(images, store)
+
+    def _groups(self) -> list[dict[str, Any]]:
+        embedder = self.model.embedder
+        trunk = {id(p) for p in embedder.trunk.parameters()}
+        head = [p for p in embedder.parameters() if id(p) not in trunk]
+        return [
+            {"params": list(embedder.trunk.parameters()), "lr": self.plan.lr},
+            {"params": head, "lr": self.plan.head_lr or self.plan.lr},
+            *self.method.groups(self.plan.lr),
+        ]
+
+    # The loop.
+
+    def go(self) -> Scores:
+        """Train to the end from wherever this run is, and measure what is kept."""
+        if self.step == 0:
+            self._before_first_step()
+        began = saved = time.monotonic()
+        before = self.seconds
+        total = self.plan.epochs * self.per_epoch
+        batches = self._batches()
+        self._begin_epoch()
+        with stop_on_interrupt() as asked, self.reporter.training(total) as status:
+            while self.step < total and not self._out_of_patience():
+                if self.step % self.per_epoch == 0:
+                    self._begin_epoch()
+                self.losses[self.step % self.per_epoch] = self._one_step(*next(batches))
+                self.step += 1
+                self._watch(status)
+                if self.step % self.per_epoch == 0:
+                    self._end_epoch()
+                if self.step % self.check_every == 0:
+                    self._check()
+                self.seconds = before + time.monotonic() - began
+                if asked.is_set() or time.monotonic() - saved > SAVE_SECONDS:
+                    self._save()
+                    saved = time.monotonic()
+                if asked.is_set():
+                    raise KeyboardInterrupt
+            self._save()
+        return self._finish()
+
+    def _batches(self) -> Iterator[tuple[Tensor, Pixels]]:
+        own = self.plan.images_per_class
+        rows = self.method.batches(
+            self.train.images.labels,
+            self.plan.batch,
+            seed=self.plan.seed,
+            start=self.step,
+            images_per_class=None if own < 0 else own,
+        )
+        return self.train.store.follow(rows, read_ahead=0 if self.method.reads_state else 2)
+
+    def _one_step(self, index: Tensor, pixels: Pixels) -> Tensor:
+        index = index.to(self.device, non_blocking=True)
+        images = self.augment(pixels, self.rng).contiguous(memory_format=self.layout)
+        with autocast(self.device, self.plan.precision):
+            x = self.network(images)
+        step = Step(x, self.labels[index], self.model.embedder, images, index, self.rng)
+        loss = self.method.loss(step)
+        self.optimiser.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        self.method.after_backward(self.model.embedder)
+        self._clip()
+        self.optimiser.step()
+        self.method.after_step(step)
+        return loss.detach()
+
+    def _clip(self) -> None:
+        parameters = [p for group in self.optimiser.param_groups for p in group["params"]]
+        if self.plan.clip_value:
+            torch.nn.utils.clip_grad_value_(parameters, self.plan.clip_value)
+        if self.plan.clip_norm:
+            torch.nn.utils.clip_grad_norm_(parameters, self.plan.clip_norm)
+
+    # What happens between steps.
+
+    def _before_first_step(self) -> None:
+        self.run.keep_events(0)
+        self._log("test", epoch=0, scores=self._measure(self.test, self.plan.metrics, "before training"))
+        self.method.train()
+        self.method.at_check(self.model.embedder, self._embed, self.labels)
+
+    def _begin_epoch(self) -> None:
+        epoch = self.step // self.per_epoch
+        warming_up = epoch < self.plan.warmup
+        set_training(self.model.embedder, self.model.embedder.trunk, self.plan, warming_up=warming_up)
+        self.method.train()
+        self.network = self.model.embedder if warming_up else self.compiled
+        seen = self.scores[: epoch * self.per_epoch // self.check_every]  # a run resumed in mid-epoch may know more
+        factor = lr_factor(self.plan, epoch, seen)
+        for group, lr in zip(self.optimiser.param_groups, self.base_lr, strict=True):
+            group["lr"] = lr * factor
+        # An epoch that a resumed run enters in the middle, or that compiles, is not timed.
+        self.timed = self.step % self.per_epoch == 0 and epoch > self.plan.warmup
+        self.paused, self.lap = 0.0, time.monotonic()
+
+    def _end_epoch(self) -> None:
+        loss = self._finite_losses(self.per_epoch).mean().item()  # waits for the device
+        seconds = time.monotonic() - self.lap - self.paused
+        images = self.per_epoch * self.plan.batch
+        if self.timed:
+            self.trained = (self.trained[0] + images, self.trained[1] + seconds)
+        epoch = self.step // self.per_epoch
+        self._log("epoch", epoch=epoch, loss=loss, lr=self.optimiser.param_groups[0]["lr"], seconds=round(seconds, 3))
+        self.reporter.epoch(f"epoch {epoch}/{self.plan.epochs}  loss {loss:.4f}  {images / seconds:,.0f} images/s")
+        if self.plan.evaluate_every and epoch % self.plan.evaluate_every == 0 and epoch < self.plan.epochs:
+            self._log("test", epoch=epoch, scores=self._measure(self.test, self.plan.metrics, f"epoch {epoch}"))
+
+    def _check(self) -> None:
+        began = time.monotonic()
+        score = None
+        judge = self.test if self.plan.select == "test" else self.validation
+        if judge is not None:
+            by = self.plan.select_by
+            score = self._measure(judge, (by,), "checking")[by]
+            self.scores.append(score)
+            self._log("check", score=score, on="test" if judge is self.test else "held-out classes")
+            self.reporter.epoch(f"step {self.step}  {by} {score:.2f}")
+            if self.plan.select != "last" and checks_without_progress(self.scores) == 0:
+                self._keep()
+        self.method.at_check(self.model.embedder, self._embed, self.labels, score)
+        self.paused += time.monotonic() - began
+
+    def _out_of_patience(self) -> bool:
+        return 0 < self.plan.patience <= checks_without_progress(self.scores)
+
+    def _watch(self, status: Status) -> None:
+        now = time.monotonic()
+        if self.reporter.watched and now - self.watched > 1:  # one look a second: the step itself never waits
+            within = (self.step - 1) % self.per_epoch
+            speed = (within + 1) * self.plan.batch / max(now - self.lap - self.paused, 1e-9)
+            best = f" · {self.plan.select_by} {self.scores[-1]:.1f}" if self.scores else ""
+            epoch = (self.step - 1) // self.per_epoch + 1
+            loss = self._finite_losses(within + 1)[-1].item()
+            status(self.step, f"epoch {epoch}/{self.plan.epochs} · loss {loss:.3f}{best} · {speed:,.0f} images/s")
+            self.watched = now
+
+    def _finite_losses(self, count: int) -> Tensor:
+        losses = self.losses[:count].cpu()
+        bad = (~losses.isfinite()).nonzero()
+        if len(bad):
+            step = (self.step - 1) // self.per_epoch * self.per_epoch + int(bad[0]) + 1
+            kept = (
+                f"the last good state is {self.run.checkpoint}"
+                if self.run.checkpoint.exists()
+                else "nothing is saved yet"
+            )
+            raise NearkinError(f"The loss was {float(losses[bad[0]])} at step {step}: lower the learning rate; {kept}.")
+        return losses
+
+    def _embed(self, index: Tensor | None = None, *, augment: bool = False) -> Tensor:
+        view = (lambda pixels: self.augment(pixels, self.rng)) if augment else self.model.view
+        precision = self.plan.precision
+        return embed_store(self.model.embedder, self.train.store, view, index=index, precision=precision)
+
+    def _measure(self, part: Part, metrics: tuple[str, ...], what: str) -> Scores:
+        with self.reporter.bar(f"embedding ({what})") as progress:
+            x = embed_store(
+                self.model.embedder, part.store, self.model.view, precision=self.plan.precision, progress=progress
+            )
+        return evaluate_images(x, part.images, metrics=metrics, space=self.method.space, seed=self.plan.seed)
+
+    # What is kept.
+
+    def _log(self, event: str, **content: Any) -> None:
+        self.run.append({"event": event, "step": self.step, **content})
+
+    def _keep(self) -> None:
+        """Write the model as it is now: the one the run keeps, unless a better one comes."""
+        about = {"names": self.model.names, "step": self.step, "epoch": self.step / self.per_epoch}
+        write_tensors(self.run.model, self.model.embedder.state_dict(), about)
+
+    def _save(self) -> None:
+        """Write all that training needs to go on from here, bit for bit."""
+        self._finite_losses(self.step % self.per_epoch or self.per_epoch)
+        moments = self.optimiser.state_dict()["state"]
+        tensors = {f"model.{k}": v for k, v in self.model.embedder.state_dict().items()}
+        tensors |= {f"method.{k}": v for k, v in self.method.state_dict().items()}
+        tensors |= {f"optimiser.{i}.{k}": v for i, state in moments.items() for k, v in state.items() if v is not None}
+        tensors |= {"losses": self.losses, "rng.augment": self.rng.get_state(), "rng.cpu": torch.get_rng_state()}
+        if self.device.type == "cuda":
+            tensors["rng.cuda"] = torch.cuda.get_rng_state(self.device)
+        about = {
+            "step": self.step,
+            "scores": self.scores,
+            "trained": self.trained,
+            "seconds": self.seconds,
+            "events": len(self.run.events()),
+            "images": len(self.train.images),
+        }
+        write_tensors(self.run.checkpoint, tensors, about)
+
+    def restore(self) -> None:
+        """Go back to the last checkpoint, where there is one."""
+        if not self.run.checkpoint.exists():
+            return
+        tensors, about = read_tensors(self.run.checkpoint)
+        if about["images"] != len(self.train.images):
+            raise NearkinError(
+                f"{self.run.path} was trained on {about['images']} images and {self.plan.data} has "
+                f"{len(self.train.images)} now: train anew."
+            )
+
+        def below(prefix: str) -> dict[str, Tensor]:
+            return {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
+
+        self.model.embedder.load_state_dict(below("model."))
+        self.method.load_state_dict(below("method."))
+        moments: dict[int, dict[str, Tensor]] = {}
+        for key, value in below("optimiser.").items():
+            number, name = key.split(".", 1)
+            moments.setdefault(int(number), {})[name] = value
+        self.optimiser.load_state_dict({**self.optimiser.state_dict(), "state": moments})
+        self.losses.copy_(tensors["losses"])
+        self.rng.set_state(tensors["rng.augment"])
+        torch.set_rng_state(tensors["rng.cpu"])
+        if "rng.cuda" in tensors and self.device.type == "cuda":
+            torch.cuda.set_rng_state(tensors["rng.cuda"], self.device)
+        self.step, self.scores, self.seconds = about["step"], about["scores"], about["seconds"]
+        self.trained = (about["trained"][0], about["trained"][1])
+        self.run.keep_events(about["events"])
+
+    def _finish(self) -> Scores:
+        if self.plan.select == "last" or not self.scores:
+            self._keep()
+        tensors, about = read_tensors(self.run.model)
+        self.model.embedder.load_state_dict(tensors)
+        scores = self._measure(self.test, self.plan.metrics, "test")
+        images, seconds = self.trained
+        before = next(e["scores"] for e in self.run.events() if e["event"] == "test")
+        result: Json = {
+            "scores": scores,
+            "before": before,
+            "queries": scores.queries,
+            "left_out": scores.left_out,
+            "select": self.plan.select,
+            "kept_epoch": about["epoch"],
+            "method": str(self.method.spec),
+            "seed": self.plan.seed,
+            "steps": self.step,
+            "seconds": round(self.seconds, 1),
+            "images_per_second": round(images / seconds, 1) if seconds else None,
+            **provenance(),
+        }
+        if self.scores:
+            result["held_out" if self.plan.select != "test" else "test_chosen"] = max(self.scores)
+        write_json(self.run.result, result)
+        return scores
+
+
+@contextmanager
+def stop_on_interrupt() -> Iterator[threading.Event]:
+    """Ctrl-C once asks for a stop after the step; twice stops at once."""
+    asked = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield asked
+        return
+    usual = signal.getsignal(signal.SIGINT)
+
+    def ask(*_: object) -> None:
+        asked.set()
+        signal.signal(signal.SIGINT, usual)
+
+    signal.signal(signal.SIGINT, ask)
+    try:
+        yield asked
+    finally:
+        signal.signal(signal.SIGINT, usual)
+
+
+def train(
+    *, out: str | Path | None = None, resume: bool = False, reporter: Reporter | None = None, **settings: Any
+) -> RunFolder:
+    """Train a model into a run folder and measure it on unseen classes. Settings are the fields of `Plan`."""
+    run, plan = _open_run(out, resume, settings)
+    if run.result.exists():
+        return run
+    training = Training(plan, run, reporter or Reporter())
+    write_json(
+        run.config,
+        {"plan": dataclasses.asdict(plan), "method": str(training.method.spec), "space": training.method.space},
+    )
+    training.restore()
+    training.go()
+    return run
+
+
+def _open_run(out: str | Path | None, resume: bool, settings: dict[str, Any]) -> tuple[RunFolder, Plan]:
+    if resume:
+        if out is None:
+            raise NearkinError("Say which run to resume: --resume --out runs/NAME.")
+        if settings:
+            raise NearkinError(f"A resumed run has its own settings; leave out {', '.join(sorted(settings))}.")
+        run = RunFolder(out)
+        return run, make_plan(read_json(run.config)["plan"], {})
+    plan = make_plan(settings, natural_plan(settings.get("backbone", Plan.backbone)))
+    run = RunFolder(out or _free_folder(plan))
+    if run.config.exists():
+        raise NearkinError(f"{run.path} holds a run already: choose another --out, or go on with it by --resume.")
+    return run, plan
+
+
+def _free_folder(plan: Plan) -> Path:
+    name = f"{plan.data.split(':')[0].split('(')[0]}-{plan.method.split('(')[0]}-{plan.backbone}-{plan.seed}"
+    number = 1
+    while (path := Path("runs") / (name if number == 1 else f"{name}-{number}")).exists():
+        number += 1
+    return path
