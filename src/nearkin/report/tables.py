@@ -22,7 +22,7 @@ def terminal_table(header: Sequence[str], cells: Sequence[Sequence[str]], *, tit
     return table
 
 
-def markdown_table(header: Sequence[str], cells: Sequence[Sequence[str]]) -> str:
-    """The same in Markdown."""
-    rule = ["---", *("---:" for _ in header[1:])]
+def markdown_table(header: Sequence[str], cells: Sequence[Sequence[str]], *, text: bool = False) -> str:
+    """The same in Markdown; with `text` every column stands to the left."""
+    rule = ["---", *("---" if text else "---:" for _ in header[1:])]
     return "\n".join("| " + " | ".join(row) + " |" for row in (header, rule, *cells))

@@ -1,0 +1,148 @@
+"""The table of data sets, and the one function that opens any of them from its spec."""
+
+import os
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import torch
+
+from nearkin.data.glyphs import make_glyphs
+from nearkin.data.images import Dataset, Images, Progress, counted, listed
+from nearkin.data.layouts import read_cars, read_cub, read_inshop, read_sop
+from nearkin.data.own import read_csv, read_folder
+from nearkin.data.splits import held_out, sample_fraction, swapped
+from nearkin.errors import NearkinError
+from nearkin.spec import check_options, look_up, option_names, parse
+
+__all__ = ["DATASETS", "Part", "Reader", "describe", "held_out", "load_dataset", "sample_fraction"]
+
+
+@dataclass(frozen=True)
+class Reader:
+    """How to read one data set, and one line of help."""
+
+    read: Callable[..., Dataset]
+    help: str
+    path: bool = True  # whether it is written name:PATH
+
+
+DATASETS: dict[str, Reader] = {
+    "glyphs": Reader(
+        make_glyphs, "characters of many scripts rendered from matplotlib's fonts; nothing to download", path=False
+    ),
+    "folder": Reader(read_folder, "folder:PATH, one folder of images per class, in train/ and test/ or halved by name"),
+    "csv": Reader(
+        read_csv, "csv:PATH, a table of path, label and, if wanted, split (train, test) and role (query, gallery)"
+    ),
+    "cub": Reader(read_cub, "cub:PATH, Caltech-UCSD Birds-200-2011 as its authors pack it"),
+    "cars": Reader(read_cars, "cars:PATH, Stanford Cars-196 with cars_annos.mat and car_ims"),
+    "sop": Reader(read_sop, "sop:PATH, Stanford Online Products with Ebay_train.txt and Ebay_test.txt"),
+    "inshop": Reader(read_inshop, "inshop:PATH, DeepFashion In-Shop with list_eval_partition.txt"),
+}
+
+_SPEC = re.compile(r"\s*(?P<call>\w+\s*(?:\(.*?\))?)\s*(?::(?P<path>.*))?", re.DOTALL)
+_FILLED_IN = ("cache", "progress", "expect")  # arguments the program sets, not the spec
+
+
+def load_dataset(
+    text: str, *, halves: Literal["first", "swapped"] = "first", cache: Path | None = None, progress: Progress = None
+) -> Dataset:
+    """Open a data set by its spec: `glyphs`, `glyphs(classes=200)`, `cub:PATH`, `folder:PATH`, …
+
+    `halves="swapped"` trains on the test part and tests on the training part. `cache` is the folder for what is made.
+    """
+    if halves not in ("first", "swapped"):
+        raise NearkinError(f"halves is 'first' or 'swapped', not {halves!r}.")
+    reader, path, options = _resolve(text)
+    given: dict[str, object] = {"cache": cache, "progress": progress}
+    known = option_names(reader.read)
+    options |= {name: value for name, value in given.items() if name in known}
+    dataset = reader.read(*([path] if reader.path else []), **options)
+    if halves == "swapped":
+        dataset = swapped(dataset)
+    return replace(dataset, notes=(*dataset.notes, *_remarks(dataset)))
+
+
+def _resolve(text: str) -> tuple[Reader, Path | None, dict[str, object]]:
+    match = _SPEC.fullmatch(text)
+    call = parse(match["call"]) if match else None
+    if match is None or call is None or (call.name not in DATASETS and os.path.isdir(text)):
+        there = f" To read your own images write folder:{text}." if os.path.isdir(text) else ""
+        raise NearkinError(f"Cannot read the data set {text!r}: write one of {_forms()}.{there}")
+    reader = look_up(call.name, DATASETS, what="data set")
+    if call.args:
+        raise NearkinError(f"{call.name} takes options such as key=value, not {call.args[0]}.")
+    where = (match["path"] or "").strip()
+    if reader.path != bool(where):
+        wanted = f"needs a path: write {call.name}:PATH" if reader.path else f"takes no path: write {call.name} alone"
+        raise NearkinError(f"The data set {call.name} {wanted}.")
+    options = check_options(call, reader.read, given=_FILLED_IN)
+    return reader, Path(where).expanduser() if where else None, options
+
+
+def _forms() -> str:
+    return ", ".join(f"{name}:PATH" if reader.path else name for name, reader in DATASETS.items())
+
+
+def _remarks(dataset: Dataset) -> list[str]:
+    """Sentences on classes from which little can be learnt or told."""
+    train, test = dataset.train, dataset.test
+    if train.classes < 2:
+        raise NearkinError(f"{dataset.name} has {train.classes} training class: training needs at least 2.")
+    remarks = []
+    if single := _named(train, train.counts == 1):
+        remarks.append(f"{_classes(single)} of one image in train, kept (no other image to be near): {listed(single)}.")
+    if alone := _without_relevant(test):
+        remarks.append(
+            f"{_classes(alone)} in test whose queries have no relevant image and do not count: {listed(alone)}."
+        )
+    if test.classes == 1:
+        remarks.append("The test part has one class, so every retrieval score is 100.")
+    shared = sorted(set(train.names) & set(test.names))
+    if shared:
+        remarks.append(f"{_classes(shared)} in both train and test, so these are not unseen: {listed(shared)}.")
+    return remarks
+
+
+def _without_relevant(test: Images) -> list[str]:
+    if test.query is None or test.gallery is None:
+        return _named(test, test.counts == 1)
+    asked, there = (torch.bincount(test.labels[mask], minlength=test.classes) for mask in (test.query, test.gallery))
+    return _named(test, (asked > 0) & (there == 0))
+
+
+def _named(images: Images, mask: torch.Tensor) -> list[str]:
+    return [images.names[c] for c in mask.nonzero().flatten().tolist()]
+
+
+def _classes(names: list[str]) -> str:
+    return counted(len(names), "class", "classes")
+
+
+class Part(NamedTuple):
+    """Counts of one part of a data set; the last three are images per class."""
+
+    part: str
+    images: int
+    classes: int
+    fewest: int
+    median: float
+    most: int
+
+
+def describe(dataset: Dataset) -> list[Part]:
+    """Counts of train and test, and of query and gallery where the test part has them."""
+    parts = [_counted("train", dataset.train), _counted("test", dataset.test)]
+    if dataset.test.query is not None and dataset.test.gallery is not None:
+        parts += [_counted("query", dataset.test.take(dataset.test.query))]
+        parts += [_counted("gallery", dataset.test.take(dataset.test.gallery))]
+    return parts
+
+
+def _counted(name: str, images: Images) -> Part:
+    counts = images.counts
+    median = counts.double().quantile(0.5).item()
+    return Part(name, len(images), images.classes, int(counts.min()), median, int(counts.max()))

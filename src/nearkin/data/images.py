@@ -1,0 +1,111 @@
+"""Labelled images and a data set of them: what one trains on or evaluates."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from nearkin.errors import NearkinError
+
+Key = TypeVar("Key", int, str)
+Progress = Callable[[int, int], None] | None  # called with (done, total)
+
+
+@dataclass(frozen=True, eq=False)
+class Images:
+    """Image files, or pixels already in memory, with dense labels and the names of the classes."""
+
+    sources: Sequence[Path] | Tensor  # N files, or uint8 [N, C, H, W]
+    labels: Tensor  # [N] int64, 0 … classes-1, every class present
+    names: tuple[str, ...]
+    query: Tensor | None = None  # [N] bool; with gallery: the query/gallery protocol. None: leave-self-out
+    gallery: Tensor | None = None  # [N] bool
+
+    def __post_init__(self) -> None:
+        if (self.query is None) != (self.gallery is None):
+            raise NearkinError("Images need both a query and a gallery mask, or neither.")
+        for what, part in (("labels", self.labels), ("query", self.query), ("gallery", self.gallery)):
+            if part is not None and part.shape != (len(self),):
+                raise NearkinError(
+                    f"{len(self)} images need {len(self)} {what}, not a tensor of shape {list(part.shape)}."
+                )
+        if self.labels.dtype != torch.int64:
+            raise NearkinError(f"Labels are int64, not {str(self.labels.dtype).removeprefix('torch.')}.")
+        if not torch.equal(torch.unique(self.labels), torch.arange(self.classes)):
+            raise NearkinError(f"Labels of {self.classes} classes are 0 … {self.classes - 1}, each at least once.")
+
+    def __len__(self) -> int:
+        return len(self.sources)
+
+    @property
+    def classes(self) -> int:
+        """The number of classes."""
+        return len(self.names)
+
+    @property
+    def counts(self) -> Tensor:
+        """Images per class, [classes] int64."""
+        return torch.bincount(self.labels, minlength=self.classes)
+
+    def take(self, index: Tensor | Sequence[int]) -> "Images":
+        """The rows of `index` (numbers or a mask). Classes that vanish close the ranks; their order stays."""
+        rows = torch.as_tensor(index, dtype=None if len(index) else torch.int64)
+        rows = rows.nonzero().flatten() if rows.dtype == torch.bool else rows
+        present, labels = torch.unique(self.labels[rows], return_inverse=True)
+        sources = self.sources
+        return Images(
+            sources=sources[rows] if isinstance(sources, Tensor) else [sources[row] for row in rows.tolist()],
+            labels=labels,
+            names=tuple(self.names[c] for c in present.tolist()),
+            query=None if self.query is None else self.query[rows],
+            gallery=None if self.gallery is None else self.gallery[rows],
+        )
+
+    def of_classes(self, ids: Tensor | Sequence[int]) -> "Images":
+        """The images of some classes, in the order of the rows."""
+        return self.take(torch.isin(self.labels, torch.as_tensor(ids, dtype=torch.int64)))
+
+    def without(self, rows: Tensor | Sequence[int]) -> "Images":
+        """All but these rows: for images that turn out to be unreadable."""
+        keep = torch.ones(len(self), dtype=torch.bool)
+        keep[torch.as_tensor(rows, dtype=torch.int64)] = False
+        return self.take(keep)
+
+
+@dataclass(frozen=True, eq=False)
+class Dataset:
+    """Training and test images with sentences on what was found and what was left out."""
+
+    name: str
+    train: Images
+    test: Images
+    notes: tuple[str, ...] = ()
+
+
+def from_keys(paths: Sequence[Path], keys: Sequence[Key], *, names: Mapping[Key, str] | None = None) -> Images:
+    """Images whose classes are the sorted keys; `names` says what a key's class is called."""
+    order = sorted_keys(keys)
+    label = {key: c for c, key in enumerate(order)}
+    called = tuple(str(key) if names is None else names[key] for key in order)
+    return Images(list(paths), torch.tensor([label[key] for key in keys], dtype=torch.int64), called)
+
+
+def sorted_keys(keys: Iterable[Key]) -> list[Key]:
+    """Each key once, sorted; names that are all whole numbers sort as numbers, so that 10 comes after 9."""
+    once = set(keys)
+    numbered = all(str(key).isascii() and str(key).isdigit() for key in once)
+    return sorted(once, key=lambda key: (int(key), key)) if numbered else sorted(once)
+
+
+def counted(count: int, one: str, many: str) -> str:
+    """`1 class` or `1,234 classes`: a number in a sentence."""
+    return f"{count:,} {one if count == 1 else many}"
+
+
+def listed(names: Sequence[str], *, limit: int = 5) -> str:
+    """`a, b, c and 12 more`: names in a sentence that stays a sentence."""
+    shown = ", ".join(names[:limit])
+    return shown if len(names) <= limit else f"{shown} and {len(names) - limit:,} more"

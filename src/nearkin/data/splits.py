@@ -1,0 +1,61 @@
+"""Splits by classes, and a part of the samples of each class. All of them are functions of their arguments alone."""
+
+import torch
+
+from nearkin.data.images import Dataset, Images
+from nearkin.errors import NearkinError
+
+
+def in_halves(images: Images) -> tuple[Images, Images]:
+    """The first half of the classes and the second; an odd class goes to the first."""
+    middle = (images.classes + 1) // 2
+    return images.of_classes(range(middle)), images.of_classes(range(middle, images.classes))
+
+
+def swapped(dataset: Dataset) -> Dataset:
+    """The data set the other way round: trained on the test classes, tested on the training classes."""
+    if dataset.test.query is not None:
+        raise NearkinError(f"{dataset.name} has a query/gallery test part, so its halves cannot be swapped.")
+    return Dataset(
+        dataset.name, dataset.test, dataset.train, (*dataset.notes, "Halves swapped: train and test changed places.")
+    )
+
+
+def held_out(train: Images, *, fraction: float = 0.25, fold: tuple[int, int] | None = None) -> tuple[Images, Images]:
+    """Training images cut by classes into (train, validation).
+
+    Validation is the last `fraction` of the classes; or with `fold=(i, n)` block i (0 … n-1) of n contiguous blocks.
+    """
+    first, last = _last_block(train.classes, fraction) if fold is None else _block(train.classes, *fold)
+    kept = train.classes - (last - first)
+    if kept < 2 or last - first < 2:
+        raise NearkinError(
+            f"Holding out {last - first} of {train.classes} training classes leaves {kept}: both sides need at least 2."
+        )
+    validation = (train.labels >= first) & (train.labels < last)
+    return train.take(~validation), train.take(validation)
+
+
+def _last_block(classes: int, fraction: float) -> tuple[int, int]:
+    if not 0 < fraction < 1:
+        raise NearkinError(f"The held-out fraction of the classes is between 0 and 1, not {fraction}.")
+    return classes - max(1, round(fraction * classes)), classes
+
+
+def _block(classes: int, i: int, n: int) -> tuple[int, int]:
+    if not (n >= 2 and 0 <= i < n):
+        raise NearkinError(f"A fold is (i, n) with n at least 2 and i from 0 to n-1, not ({i}, {n}).")
+    return i * classes // n, (i + 1) * classes // n
+
+
+def sample_fraction(images: Images, fraction: float, *, seed: int) -> Images:
+    """A fraction of the samples of each class, rounded, at least one; drawn from the seed, rows in their old order."""
+    if not 0 < fraction <= 1:
+        raise NearkinError(f"The fraction of the samples is above 0 and at most 1, not {fraction}.")
+    keep = (images.counts * fraction).round().long().clamp(min=1)
+    shuffled = torch.randperm(len(images), generator=torch.Generator().manual_seed(seed))
+    by_class = shuffled[images.labels[shuffled].argsort(stable=True)]
+    labels = images.labels[by_class]
+    starts = images.counts.cumsum(0) - images.counts
+    rank = torch.arange(len(images)) - starts[labels]  # 0, 1, … within each class
+    return images.take(by_class[rank < keep[labels]].sort().values)

@@ -1,0 +1,151 @@
+"""Opening images for use: in the device's memory if they fit, else in the host's, else as a stream from their files."""
+
+import os
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from nearkin.data.augment import short_side
+from nearkin.data.decode import PIXEL_LIMIT, BadImage, as_channels, resize, stored_size
+from nearkin.data.images import Images, Progress
+from nearkin.data.packs import DamagedPack, Packs, PackWriter, packs_folder
+from nearkin.data.pixels import TILE, Packed, first_tiles, tile_counts, write_tiles
+from nearkin.data.reading import Files, decode_all, look_up, measure_all
+from nearkin.data.resident import Resident
+from nearkin.data.stream import Stream
+from nearkin.errors import NearkinError
+
+Store = Resident | Stream
+Keep = Literal["auto", "device", "host", "stream"]
+
+GIB = 2**30
+_PART = 1024  # images in memory that are resized at once
+
+
+def open_store(
+    images: Images,
+    *,
+    short: int,
+    device: torch.device | str,
+    channels: int = 3,
+    cache: Path | None = None,
+    progress: Progress = None,
+    keep: Keep = "auto",
+    limit: int = PIXEL_LIMIT,
+) -> tuple[Store, Images, list[BadImage]]:
+    """Images at short side `short` ready for training: the store, the images in it, and those that cannot be used.
+
+    Rows of the store are rows of the images returned. Pixels in memory stay at their own size where it suits `short`.
+    `progress` counts twice: looking at the files, then decoding them. `keep` overrules where they are kept.
+    """
+    device = torch.device(device)
+    if isinstance(images.sources, Tensor):
+        packed = pack_tensor(images.sources, short=short, channels=channels)
+        there = _choose(packed.tiles.numel(), device, keep, never="stream")
+        return _resident(packed, there, short=short, channels=channels, device=device), images, []
+    files = Files(images.sources, short, channels, limit, progress)
+    folder = None if cache is None else packs_folder(cache, short=short, channels=channels)
+    for _ in range(3):
+        try:
+            return _open_files(files, images, device=device, folder=folder, keep=keep)
+        except DamagedPack:  # it has been removed, so the next round decodes what was in it
+            continue
+    raise NearkinError(f"The decoded images in {folder} are damaged and cannot be removed: delete that folder.")
+
+
+def pack_tensor(pixels: Tensor, *, short: int, channels: int) -> Packed:
+    """Images uint8 [N, C, H, W] as tiles; resized unless crops for which `short` is meant fit into them as they are."""
+    if pixels.dtype != torch.uint8 or pixels.ndim != 4 or not pixels.numel():
+        raise NearkinError(f"Pixels in memory are uint8 [N, C, H, W], not {pixels.dtype} {list(pixels.shape)}.")
+    height, width = pixels.shape[2:]
+    side = min(height, width)
+    fits = side <= short <= short_side(side)
+    shape = (height, width) if fits else stored_size(height, width, short)
+    size = torch.tensor([shape]).repeat(len(pixels), 1)
+    tiles = torch.zeros(int(1 + tile_counts(size, channels).sum()), TILE, dtype=torch.uint8)
+    slots = tiles[1:].view(len(pixels), -1, TILE)
+    for start in range(0, len(pixels), _PART):
+        part = pixels[start : start + _PART].cpu()
+        part = as_channels(part if fits else resize(part, short), channels)
+        write_tiles(part.flatten(0, 1), slots[start : start + _PART])
+    return Packed(tiles, first_tiles(size, channels), size)
+
+
+def free_memory(device: torch.device) -> int:
+    """Bytes that images may take on a device and still leave room for training."""
+    if device.type == "cuda":
+        free, total = torch.cuda.mem_get_info(device)
+        free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return free - max(4 * GIB, total // 3)
+    free = _host_memory()
+    return free - max(2 * GIB, free // 4)
+
+
+def _host_memory() -> int:
+    """Bytes that could be allocated, as far as the system says, within the limit of a container."""
+    known = []
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        known += [1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable")]
+        group = Path("/sys/fs/cgroup")
+        known.append(int((group / "memory.max").read_text()) - int((group / "memory.current").read_text()))
+    except (OSError, ValueError):  # no Linux, no control group, or one without a limit ("max")
+        pass
+    if not known and hasattr(os, "sysconf"):
+        known.append(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2)
+    return min(known, default=4 * GIB)
+
+
+def _choose(size: int, device: torch.device, keep: Keep, *, never: Keep | None = None) -> Keep:
+    """Where images of so many bytes go."""
+    if keep not in ("auto", "device", "host", "stream") or keep == never:
+        raise NearkinError(f"Images are kept on the device, host or as a stream, or auto, not {keep!r}.")
+    if keep != "auto":
+        return keep
+    if size <= free_memory(device):
+        return "device"
+    fits = size <= free_memory(torch.device("cpu")) or never == "stream"
+    return "host" if fits else "stream"
+
+
+def _resident(packed: Packed, there: Keep, *, short: int, channels: int, device: torch.device) -> Resident:
+    if there == "device":
+        packed = Packed(*(part.to(device) for part in packed))
+    return Resident(packed, short=short, channels=channels, device=device)
+
+
+def _open_files(
+    files: Files, images: Images, *, device: torch.device, folder: Path | None, keep: Keep
+) -> tuple[Store, Images, list[BadImage]]:
+    """One attempt at opening; the cache may turn out to be damaged."""
+    packs = None if folder is None or keep == "stream" else Packs(folder, channels=files.channels)
+    places = look_up(files, packs)
+    size, bad = measure_all(files, places)
+    there = _choose(TILE * int(1 + tile_counts(size, files.channels).sum()), device, keep)
+    if there == "stream":
+        good = _good(size, bad)
+        paths = [files.paths[row] for row in good.tolist()]
+        stream = Stream(paths, size[good], short=files.short, channels=files.channels, device=device, limit=files.limit)
+        return stream, _cleaned(images, bad), bad
+    keeper = device if there == "device" else torch.device("cpu")
+    with nullcontext() if folder is None or all(places) else PackWriter(folder) as writer:
+        packed, late = decode_all(files, places, size, device=keeper, writer=writer)
+    bad = sorted([*bad, *late], key=lambda image: image.row)
+    packed = packed.rows(_good(size, bad).to(keeper))
+    return Resident(packed, short=files.short, channels=files.channels, device=device), _cleaned(images, bad), bad
+
+
+def _good(size: Tensor, bad: list[BadImage]) -> Tensor:
+    """The rows that can be used."""
+    good = torch.ones(len(size), dtype=torch.bool)
+    good[[b.row for b in bad]] = False
+    if not good.any():
+        raise NearkinError(f"None of the {len(bad):,} images can be used. The first: {bad[0]}")
+    return good.nonzero().flatten()
+
+
+def _cleaned(images: Images, bad: list[BadImage]) -> Images:
+    return images.without([b.row for b in bad]) if bad else images

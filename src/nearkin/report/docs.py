@@ -1,0 +1,54 @@
+"""The generated parts of README.md and docs/: tables come from headers and result files, never from a keyboard.
+
+python -m nearkin.report.docs          write them anew
+"""
+
+import re
+from pathlib import Path
+
+from nearkin.losses import LOSSES
+from nearkin.report.methods import citation, kind
+from nearkin.report.tables import markdown_table, score_cells
+from nearkin.runs import read_json
+from nearkin.strategies import STRATEGIES
+
+DEMO = Path("benchmarks/results/demo.json")
+
+
+def fill(text: str, name: str, content: str) -> str:
+    """Put content between the markers `<!-- name -->` and `<!-- /name -->`."""
+    pattern = re.compile(rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)", re.DOTALL)
+    return pattern.sub(lambda m: f"{m[1]}{content}\n{m[2]}", text)
+
+
+def methods_table() -> str:
+    """Every method with its kind and paper."""
+    entries = sorted({**LOSSES, **STRATEGIES}.items(), key=lambda item: (kind(item[1]), item[0]))
+    return markdown_table(
+        ["method", "kind", "paper"], [[f"`{n}`", kind(e), citation(e)] for n, e in entries], text=True
+    )
+
+
+def demo_table(root: Path) -> str:
+    """What the demo measured, and on what."""
+    record = read_json(root / DEMO)
+    result = record["result"]
+    table = markdown_table(*score_cells({"before training": result["before"], "after": result["scores"]}))
+    queries = f"{result['queries']:,} queries of unseen classes, percent"
+    where = f"{result['hardware']}, commit {result['commit'][:12]}, seed {result['seed']}"
+    return f"{table}\n\n{queries}; {result['seconds']:.0f} s of training on {where}."
+
+
+def readme(text: str, root: Path) -> str:
+    """README.md with its generated parts made anew."""
+    return fill(fill(text, "methods", methods_table()), "demo", demo_table(root))
+
+
+def main(root: Path) -> None:
+    """Write the generated parts below `root`."""
+    path = root / "README.md"
+    path.write_text(readme(path.read_text(), root))
+
+
+if __name__ == "__main__":
+    main(Path())

@@ -1,0 +1,141 @@
+"""Pictures in rows with words beside and below them: contact sheets, and nearest neighbours framed green or red."""
+
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+
+import torch
+from PIL import Image, ImageDraw, ImageFont
+from torch import Tensor
+
+from nearkin.data.decode import BadImage, decode, read
+from nearkin.data.images import Images
+from nearkin.data.letters import own_fonts
+from nearkin.errors import NearkinError
+
+Picture = Image.Image | Tensor | Path  # a tensor is uint8 [1 or 3, H, W]
+
+RIGHT, WRONG = "#1a9641", "#d7191c"  # frames: a neighbour of the query's class, one of another class
+PAPER, INK, ABSENT = "#ffffff", "#202020", "#d0d0d0"
+GAP = 8  # pixels between pictures
+TITLE, LABEL, CAPTION = 18, 14, 12  # pixels: sizes of letters
+LABEL_WIDTH = 220  # pixels
+
+
+def contact_sheet(
+    images: Sequence[Picture | None],
+    *,
+    captions: Sequence[str] = (),
+    frames: Sequence[str | None] = (),
+    row_labels: Sequence[str] = (),
+    title: str = "",
+    columns: int = 8,
+    cell: int = 96,
+) -> Image.Image:
+    """Pictures row by row, each fitted into a square of `cell` pixels; None leaves its square blank.
+
+    A caption stands below each picture, a coloured frame around it, a label to the left of each row, a title on top.
+    """
+    rows = -(-len(images) // columns)
+    for what, given, count in (
+        ("captions", captions, len(images)),
+        ("frames", frames, len(images)),
+        ("row labels", row_labels, rows),
+    ):
+        if given and len(given) != count:
+            raise NearkinError(
+                f"A sheet of {len(images)} pictures in {rows} rows needs {count} {what}, not {len(given)}."
+            )
+    left = GAP + (LABEL_WIDTH + GAP if row_labels else 0)
+    top = GAP + (TITLE + 2 * GAP if title else 0)
+    across, down = cell + GAP, cell + GAP + (CAPTION + 6 if any(captions) else 0)
+    sheet = Image.new("RGB", (left + columns * across, top + max(rows, 1) * down), PAPER)
+    pen = ImageDraw.Draw(sheet)
+    if title:
+        pen.text((GAP, GAP), _fit(title, TITLE, sheet.width - 2 * GAP), fill=INK, font=_font(TITLE))
+    for row, label in enumerate(row_labels):
+        _label(pen, label, (GAP, top + row * down), height=cell)
+    for n, image in enumerate(images):
+        x, y = left + n % columns * across, top + n // columns * down
+        if image is not None:
+            _place(sheet, as_picture(image, size=cell), (x, y), cell=cell, frame=frames[n] if frames else None)
+        if captions:
+            words = _fit(captions[n], CAPTION, cell)
+            pen.text((x + cell / 2, y + cell + 4), words, fill=INK, font=_font(CAPTION), anchor="ma")
+    return sheet
+
+
+def class_sheet(images: Images, *, classes: int = 10, each: int = 8, title: str = "", cell: int = 96) -> Image.Image:
+    """The first images of some classes spread evenly over all of them: one row a class, with its name."""
+    ids = torch.linspace(0, images.classes - 1, min(classes, images.classes)).round().long().tolist()
+    pictures: list[Picture | None] = []
+    for c in ids:
+        rows = (images.labels == c).nonzero().flatten()[:each].tolist()
+        pictures += [images.sources[row] for row in rows] + [None] * (each - len(rows))
+    return contact_sheet(pictures, row_labels=[images.names[c] for c in ids], title=title, columns=each, cell=cell)
+
+
+def as_picture(image: Picture, *, size: int) -> Image.Image:
+    """A picture in RGB; of a file its pixels at short side `size`, or an empty frame where it cannot be read."""
+    if isinstance(image, Image.Image):
+        return image.convert("RGB")
+    if isinstance(image, Path):
+        try:
+            image = decode(read(image), image, short=size)
+        except BadImage:
+            return _crossed_out(size)
+    if image.dtype != torch.uint8 or image.ndim != 3 or image.shape[0] not in (1, 3):
+        raise NearkinError(f"A picture is uint8 [1 or 3, H, W], not {str(image.dtype)[6:]} {list(image.shape)}.")
+    return Image.fromarray(image.expand(3, -1, -1).permute(1, 2, 0).contiguous().cpu().numpy())
+
+
+def _crossed_out(size: int) -> Image.Image:
+    picture = Image.new("RGB", (size, size), PAPER)
+    pen = ImageDraw.Draw(picture)
+    pen.rectangle((0, 0, size - 1, size - 1), outline=ABSENT, width=2)
+    pen.line((0, 0, size - 1, size - 1), fill=ABSENT, width=2)
+    pen.line((0, size - 1, size - 1, 0), fill=ABSENT, width=2)
+    return picture
+
+
+def _place(sheet: Image.Image, picture: Image.Image, corner: tuple[int, int], *, cell: int, frame: str | None) -> None:
+    grow = cell / max(picture.size)
+    width, height = (max(1, round(side * grow)) for side in picture.size)
+    # Small pictures keep their pixels visible; the others are smoothed.
+    how = Image.Resampling.NEAREST if grow >= 2 else Image.Resampling.LANCZOS
+    x, y = corner[0] + (cell - width) // 2, corner[1] + (cell - height) // 2
+    sheet.paste(picture.resize((width, height), how), (x, y))
+    if frame is not None:
+        ImageDraw.Draw(sheet).rectangle((x - 3, y - 3, x + width + 2, y + height + 2), outline=frame, width=4)
+
+
+def _label(pen: ImageDraw.ImageDraw, text: str, corner: tuple[int, int], *, height: int) -> None:
+    """Words broken into lines, centred in height; what does not fit ends in dots."""
+    lines: list[str] = []
+    for word in text.split():
+        longer = f"{lines[-1]} {word}" if lines else word
+        if lines and _font(LABEL).getlength(longer) <= LABEL_WIDTH:
+            lines[-1] = longer
+        else:
+            lines.append(word)
+    step = LABEL + 4
+    room = max(1, height // step)
+    if len(lines) > room:
+        lines = [*lines[: room - 1], " ".join(lines[room - 1 :])]
+    y = corner[1] + (height - step * len(lines)) / 2
+    for n, line in enumerate(lines):
+        pen.text((corner[0], y + step * n), _fit(line, LABEL, LABEL_WIDTH), fill=INK, font=_font(LABEL))
+
+
+def _fit(text: str, size: int, width: float) -> str:
+    """The text, cut with dots where it is wider than `width` pixels."""
+    if _font(size).getlength(text) <= width:
+        return text
+    while text and _font(size).getlength(text + "…") > width:
+        text = text[:-1]
+    return text + "…"
+
+
+@cache
+def _font(size: int) -> ImageFont.FreeTypeFont:
+    return ImageFont.truetype(str(own_fonts() / "DejaVuSans.ttf"), size, layout_engine=ImageFont.Layout.BASIC)
