@@ -1,0 +1,179 @@
+"""How fast and how large `nearkin.evaluate` is, beside the bare matrix product and pytorch-metric-learning.
+
+Made data of the size of Stanford Online Products' test set (60,502 × 512, 11,316 classes). Three figures:
+
+1. time of all metrics together over the bare block-wise matrix product of the same size. The two are interleaved block
+   by block, so that other work on the machine slows both alike; the product is the faster of NumPy's and torch's;
+2. time of pytorch-metric-learning's three metrics, with its own nearest neighbours, over ours;
+3. peak memory of ours beyond what was held before (embeddings, labels).
+
+    python benchmarks/evaluate_speed.py                           # the full size: a quarter of an hour on 2 cores
+    python benchmarks/evaluate_speed.py --items 12000 --no-pml    # a look
+    python benchmarks/evaluate_speed.py --items 5924 --classes 100
+"""
+
+import argparse
+import json
+import platform
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import psutil
+import torch
+from torch import Tensor
+
+from nearkin.evaluate import evaluate
+
+METRICS = ("R@1", "R@10", "R@100", "R@1000", "P@R", "MAP@R", "nDCG@100")
+PML = {"precision_at_1": "R@1", "r_precision": "P@R", "mean_average_precision_at_r": "MAP@R"}
+SOP_ITEMS, SOP_CLASSES = 60_502, 11_316
+
+
+def made(items: int, classes: int, dim: int, *, seed: int = 0, noise: float = 3.2) -> tuple[Tensor, Tensor]:
+    """Points around class centres, at least two a class; the noise gives scores like those of a trained model."""
+    rng = torch.Generator().manual_seed(seed)
+    extra = torch.randint(classes, (items - 2 * classes,), generator=rng)
+    labels = torch.cat([torch.arange(classes).repeat(2), extra])[torch.randperm(items, generator=rng)]
+    x = torch.randn(classes, dim, generator=rng)[labels]
+    x += noise * torch.randn(items, dim, generator=rng)
+    return torch.nn.functional.normalize(x, dim=1), labels
+
+
+class BareProduct:
+    """The product of the same rows, after each block of ours: what no exact evaluation can do without."""
+
+    def __init__(self, x: Tensor, rows: int = 512) -> None:
+        self.x, self.done, self.blocks = x, 0, 0
+        self.buffer = torch.ones(rows, len(x))  # written, so that its pages exist before memory is measured
+        self.seconds = {"numpy": 0.0, "torch": 0.0}
+        self.products = {"numpy": 0, "torch": 0}
+
+    def follow(self, done: int, _total: int) -> None:
+        """Called with the number of queries evaluated so far. torch's turn is every fourth block."""
+        while self.done < done:
+            stop = min(self.done + len(self.buffer), done)
+            self._time("numpy", slice(self.done, stop))
+            if self.blocks % 4 == 0:
+                self._time("torch", slice(self.done, stop))
+            self.done, self.blocks = stop, self.blocks + 1
+
+    def _time(self, library: str, part: slice) -> None:
+        rows = part.stop - part.start
+        start = time.perf_counter()
+        if library == "numpy":
+            np.dot(self.x[part].numpy(), self.x.numpy().T, out=self.buffer[:rows].numpy())
+        else:
+            torch.mm(self.x[part], self.x.T, out=self.buffer[:rows])
+        self.seconds[library] += time.perf_counter() - start
+        self.products[library] += rows
+
+    def full(self) -> dict[str, float]:
+        """Seconds of the whole product by each library."""
+        return {name: s * len(self.x) / self.products[name] for name, s in self.seconds.items()}
+
+    @property
+    def spent(self) -> float:
+        """Seconds spent here in all, to be taken off the evaluation's."""
+        return sum(self.seconds.values())
+
+
+@contextmanager
+def peak_memory() -> Iterator[list[float]]:
+    """A list that holds, after the block, the bytes held at most beyond those before."""
+    process, stop, seen = psutil.Process(), threading.Event(), [0.0]
+    before = process.memory_info().rss
+
+    def watch() -> None:
+        while not stop.wait(0.01):
+            seen[0] = max(seen[0], process.memory_info().rss - before)
+
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
+    try:
+        yield seen
+    finally:
+        stop.set()
+        thread.join()
+
+
+def measure_ours(x: Tensor, y: Tensor) -> dict[str, object]:
+    """Scores, seconds, the bare product's seconds and the peak memory."""
+    evaluate(x[:256], torch.arange(256) // 2, metrics=METRICS)  # imports and thread pools
+    bare = BareProduct(x)
+    with peak_memory() as peak:
+        start = time.perf_counter()
+        scores = evaluate(x, y, metrics=METRICS, progress=bare.follow)
+        seconds = time.perf_counter() - start - bare.spent
+    product = bare.full()
+    return {
+        "scores": dict(scores),
+        "seconds": seconds,
+        "product_seconds": product,
+        "ratio_to_product": seconds / min(product.values()),
+        "extra_memory_mb": peak[0] / 1e6,
+    }
+
+
+def measure_pml(x: Tensor, y: Tensor) -> dict[str, object]:
+    """The same of pytorch-metric-learning's AccuracyCalculator."""
+    from pytorch_metric_learning.utils.accuracy_calculator import AccuracyCalculator
+
+    calculator = AccuracyCalculator(include=tuple(PML), k="max_bin_count", device=torch.device("cpu"))
+    with peak_memory() as peak:
+        start = time.perf_counter()
+        scores = calculator.get_accuracy(x, y)
+        seconds = time.perf_counter() - start
+    return {
+        "scores": {PML[name]: 100 * value for name, value in scores.items()},
+        "seconds": seconds,
+        "extra_memory_mb": peak[0] / 1e6,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--items", type=int, default=SOP_ITEMS, help="number of embeddings (default %(default)s)")
+    parser.add_argument("--classes", type=int, help="number of classes (default: in proportion to the items)")
+    parser.add_argument("--dim", type=int, default=512, help="dimensions (default %(default)s)")
+    parser.add_argument("--no-pml", action="store_true", help="leave pytorch-metric-learning out")
+    parser.add_argument("--out", type=Path, help="write the figures there, as JSON")
+    options = parser.parse_args()
+    classes = options.classes or max(2, options.items * SOP_CLASSES // SOP_ITEMS)
+    if options.items < 2 * classes:
+        parser.error("there must be at least two items a class")
+
+    x, y = made(options.items, classes, options.dim)
+    ours = measure_ours(x, y)
+    result: dict[str, object] = {
+        "items": options.items,
+        "classes": classes,
+        "dim": options.dim,
+        "threads": torch.get_num_threads(),
+        "versions": {"python": platform.python_version(), "torch": torch.__version__, "numpy": np.__version__},
+        "ours": ours,
+    }
+    print(f"{options.items:,} x {options.dim}, {classes:,} classes, {torch.get_num_threads()} threads")
+    print("scores:", ", ".join(f"{name} {value:.2f}" for name, value in ours["scores"].items()))
+    product = ", ".join(f"{name} {s:.1f} s" for name, s in ours["product_seconds"].items())
+    print(
+        f"1. all metrics / bare product: {ours['ratio_to_product']:.2f} ({ours['seconds']:.1f} s; product: {product})"
+    )
+    if not options.no_pml:
+        theirs = result["pml"] = measure_pml(x, y)
+        result["times_faster_than_pml"] = theirs["seconds"] / ours["seconds"]
+        worst = max(abs(value - ours["scores"][name]) for name, value in theirs["scores"].items())
+        print(
+            f"2. pytorch-metric-learning / ours: {result['times_faster_than_pml']:.1f} ({theirs['seconds']:.1f} s, "
+            f"{theirs['extra_memory_mb']:.0f} MB; its scores differ by {worst:.1e} at most)"
+        )
+    print(f"3. peak extra memory: {ours['extra_memory_mb']:.0f} MB")
+    if options.out:
+        options.out.write_text(json.dumps(result, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

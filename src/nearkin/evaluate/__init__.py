@@ -1,0 +1,19 @@
+"""Honest retrieval scores: one pass for the ranks of the relevant items, many metrics as functions of them."""
+
+from nearkin.evaluate.metrics import CLUSTERING, DEFAULT_METRICS, by_class, parse_metric
+from nearkin.evaluate.protocols import Protocol, evaluate_under, leave_self_out, protocol_of
+from nearkin.evaluate.score import Progress, Scores, evaluate
+
+__all__ = [
+    "CLUSTERING",
+    "DEFAULT_METRICS",
+    "Progress",
+    "Protocol",
+    "Scores",
+    "by_class",
+    "evaluate",
+    "evaluate_under",
+    "leave_self_out",
+    "parse_metric",
+    "protocol_of",
+]

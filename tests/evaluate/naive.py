@@ -1,0 +1,54 @@
+"""The oracle: every definition as a loop over one sorted list, in float64."""
+
+import math
+
+import numpy as np
+import torch
+from torch import Tensor
+
+METRICS = ("R@1", "R@3", "P@1", "P@5", "P@R", "MAP@R", "MAP@1", "MAP@7", "nDCG@1", "nDCG@4", "nDCG@100", "R@1000")
+
+
+def similarity(a: np.ndarray, b: np.ndarray, space: str) -> float:
+    if space == "inner":
+        return float(np.dot(a, b))
+    if space == "cosine":
+        return float(np.dot(a / np.linalg.norm(a), b / np.linalg.norm(b)))
+    a, b = a / max(1.0, float(np.linalg.norm(a))), b / max(1.0, float(np.linalg.norm(b)))
+    return -float(np.linalg.norm(a - b))
+
+
+def hits(x: Tensor, y: Tensor, v: Tensor, z: Tensor, own: list[int], space: str) -> list[list[bool]]:
+    """Per query: is the nearest relevant, the second nearest, …; among equals the relevant ones come last."""
+    found = []
+    for i in range(len(x)):
+        ranking = []
+        for j in range(len(v)):
+            if j != own[i]:
+                s = similarity(x[i].double().numpy(), v[j].double().numpy(), space)
+                ranking.append((-s, int(y[i]) == int(z[j])))
+        found.append([relevant for _, relevant in sorted(ranking)])
+    return found
+
+
+def metric(name: str, hit: list[bool]) -> float:
+    """Percent, from the list of one query; NaN if nothing in it is relevant."""
+    total = sum(hit)
+    if not total:
+        return math.nan
+    family, length = name.split("@")
+    k = total if length == "R" else int(length)
+    first = hit[:k]
+    if family == "R":
+        return 100.0 * any(first)
+    if family == "P":
+        return 100.0 * sum(first) / k
+    if family == "MAP":
+        return 100.0 * sum(sum(hit[: i + 1]) / (i + 1) for i in range(len(first)) if hit[i]) / k
+    gain = sum(1 / math.log2(i + 2) for i in range(len(first)) if hit[i])
+    return 100.0 * gain / sum(1 / math.log2(i + 2) for i in range(min(total, k)))
+
+
+def per_query(x: Tensor, y: Tensor, v: Tensor, z: Tensor, own: list[int], space: str) -> dict[str, Tensor]:
+    found = hits(x, y, v, z, own, space)
+    return {name: torch.tensor([metric(name, hit) for hit in found], dtype=torch.float64) for name in METRICS}

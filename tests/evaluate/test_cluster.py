@@ -1,0 +1,71 @@
+"""Clustering metrics against scikit-learn and a naive count of pairs."""
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from sklearn.metrics import adjusted_mutual_info_score, normalized_mutual_info_score
+
+from nearkin.evaluate import CLUSTERING, evaluate
+from nearkin.evaluate import cluster as cluster_module
+from nearkin.evaluate.cluster import k_means, pairwise_f1
+
+RNG = torch.Generator().manual_seed(0)
+X = torch.nn.functional.normalize(torch.randn(90, 6, generator=RNG), dim=1)
+Y = torch.randint(12, (90,), generator=RNG) + 2**40
+
+
+def naive_f1(classes: list[int], clusters: list[int]) -> float:
+    both = one_class = one_cluster = 0
+    for i, j in itertools.combinations(range(len(classes)), 2):
+        one_class += classes[i] == classes[j]
+        one_cluster += clusters[i] == clusters[j]
+        both += classes[i] == classes[j] and clusters[i] == clusters[j]
+    precision, recall = both / one_cluster, both / one_class
+    return 2 * precision * recall / (precision + recall)
+
+
+def test_scores_are_those_of_k_means_with_as_many_clusters_as_classes() -> None:
+    scores = evaluate(X, Y, metrics=("F1", "R@1", "AMI", "NMI"), seed=3)
+    clusters = k_means(X.numpy(), len(torch.unique(Y)), seed=3)
+    assert list(scores) == ["F1", "R@1", "AMI", "NMI"]
+    assert scores["NMI"] == pytest.approx(100 * normalized_mutual_info_score(Y.tolist(), clusters))
+    assert scores["AMI"] == pytest.approx(100 * adjusted_mutual_info_score(Y.tolist(), clusters))
+    assert scores["F1"] == pytest.approx(100 * naive_f1(Y.tolist(), clusters.tolist()))
+
+
+def test_pairwise_f1_against_a_count_of_pairs() -> None:
+    rng = np.random.default_rng(1)
+    classes, clusters = rng.integers(5, size=60), rng.integers(9, size=60)
+    assert pairwise_f1(classes, clusters) == pytest.approx(naive_f1(classes.tolist(), clusters.tolist()))
+    assert pairwise_f1(classes, classes) == 1
+    assert pairwise_f1(np.arange(4), np.arange(4)) == 0  # no pair of one class: nothing to find
+
+
+def test_separate_classes_score_100_and_equal_vectors_little() -> None:
+    labels = torch.arange(40) % 4
+    centres = torch.eye(4)[labels]
+    assert evaluate(centres, labels, metrics=CLUSTERING) == pytest.approx({"NMI": 100, "AMI": 100, "F1": 100})
+    scores = evaluate(torch.ones(40, 4), labels, metrics=CLUSTERING)
+    assert scores["NMI"] == pytest.approx(0)
+    assert scores["AMI"] == pytest.approx(0)
+    assert scores["F1"] < 40
+
+
+@pytest.mark.parametrize("many", [cluster_module.MANY, 0])
+def test_k_means_is_seeded(many: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster_module, "MANY", many)
+    first, again = (k_means(X.numpy(), 12, seed=5) for _ in range(2))
+    assert (first == again).all()
+    assert len(np.unique(first)) == 12
+
+
+def test_clustering_takes_queries_and_gallery_together() -> None:
+    apart = evaluate(X[:40], Y[:40], gallery=X[40:], gallery_labels=Y[40:], metrics=("NMI",), seed=2)
+    assert apart["NMI"] == evaluate(X, Y, metrics=("NMI",), seed=2)["NMI"]
+
+
+def test_clustering_alone_needs_no_query_that_counts() -> None:
+    scores = evaluate(X[:5], torch.arange(5), metrics=("NMI",))
+    assert (scores["NMI"], scores.queries, scores.left_out) == (pytest.approx(100), 0, 5)
