@@ -83,19 +83,32 @@ class Method(nn.Module):
     def after_step(self, step: Step) -> None:
         """Edit own state after the optimiser's step."""
 
-    def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        """The loss of embeddings [B, D] and labels [B], for a loop of your own."""
-        check_batch(x, y)
-        return self.loss(Step(x, y))
+    @property
+    def known_classes(self) -> int | None:
+        """How many classes labels may name, where the method cares."""
+        return None
 
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
-        return super()._apply(never_lower(fn), recurse)  # type: ignore[no-untyped-call]
+    def forward(self, x: Tensor, y: Tensor, indices_tuple: None = None) -> Tensor:
+        """The loss of embeddings [B, D] and labels [B], for a loop of your own.
+
+        The third argument is what the trainers of pytorch-metric-learning pass: None, unless a miner is set.
+        """
+        if indices_tuple is not None:
+            raise NearkinError(
+                "nearkin's losses mine for themselves: leave the miner out and set the loss's own option."
+            )
+        check_batch(x, y, classes=self.known_classes)
+        return self.loss(Step(x, y))
 
 
 class Loss(Method):
     """An objective against references: the batch itself, or proxies where there are any."""
 
-    proxies: Proxies | None = None
+    proxies: Proxies | None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.proxies = None  # not on the class, where it would hide the module a subclass sets
 
     def references(self, x: Tensor, y: Tensor) -> References:
         """What this batch is compared with."""
@@ -112,9 +125,9 @@ class Loss(Method):
         if self.proxies is not None:
             self.proxies.from_data(embed, labels)
 
-    def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        check_batch(x, y, classes=None if self.proxies is None else self.proxies.classes)
-        return self.loss(Step(x, y))
+    @property
+    def known_classes(self) -> int | None:
+        return None if self.proxies is None else self.proxies.classes
 
 
 class Strategy(Method):
@@ -127,6 +140,10 @@ class Strategy(Method):
         self.inner = inner
         self.space = inner.space
         self.images_per_class = inner.images_per_class
+
+    @property
+    def known_classes(self) -> int | None:
+        return self.inner.known_classes
 
     def bind(self, model: nn.Module) -> None:
         self.inner.bind(model)

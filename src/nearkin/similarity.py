@@ -7,7 +7,7 @@ ranks hold a slice of the columns each.
 """
 
 from collections.abc import Callable
-from typing import Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
@@ -75,31 +75,83 @@ def never_lower(fn: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
     return keep
 
 
+# A vector is divided by its norm, or by this where that is smaller: a zero vector stays zero, with a bounded gradient.
+_FLOOR: dict[Space, float] = {"cosine": 1e-6, "ball": 1.0}
+
+
 def project(v: Tensor, space: Space) -> Tensor:
     """The vectors as points of the space: unit vectors (cosine), v if ‖v‖ ≤ 1 else v/‖v‖ (ball), or v (inner)."""
     v = at_least_float32(v)
-    if space == "inner":
-        return v
-    if space == "cosine":
-        return F.normalize(v, dim=-1, eps=1e-6)  # a zero vector stays zero, with a bounded gradient
+    return v if space == "inner" else v / _norm(v).clamp_min(_FLOOR[space])
+
+
+def _norm(v: Tensor) -> Tensor:
     norm: Tensor = torch.linalg.vector_norm(v, dim=-1, keepdim=True)
-    return v / norm.clamp_min(1.0)
+    return norm
+
+
+class _Compare(torch.autograd.Function):
+    """Points v = w/n of the references [R, D], n = max(‖w‖, floor), and products x·v [B, R], as one node.
+
+    With g = ∂L/∂v, the products' part included, ∂L/∂w = (g − (g·v) v)/n, or g/n below the floor. Taken step by step
+    that holds five copies of the references at once; here it goes block by block from w itself, and v is not kept.
+    """
+
+    BLOCK = 2**21  # numbers in a block: large enough for a GPU, small beside the references of a large data set
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, w: Tensor, floor: float) -> tuple[Tensor, Tensor]:
+        ctx.save_for_backward(x, w)
+        ctx.floor = floor
+        ctx.set_materialize_grads(False)  # most objectives use the products alone
+        v = w / _norm(w).clamp_min(floor)
+        return x @ v.T, v
+
+    @staticmethod
+    def backward(ctx: Any, ds: Tensor | None, dv: Tensor | None) -> tuple[Tensor | None, Tensor | None, None]:
+        x, w = ctx.saved_tensors
+        if ds is None:
+            ds = x.new_zeros(len(x), len(w))
+        dx = torch.zeros_like(x) if ctx.needs_input_grad[0] else None
+        dw = torch.empty_like(w) if ctx.needs_input_grad[1] else None
+        size = max(1, _Compare.BLOCK // max(1, *x.shape))
+        with torch.autocast(x.device.type, enabled=False):
+            for block in (slice(start, start + size) for start in range(0, len(w), size)):
+                norm = _norm(w[block])
+                n = norm.clamp_min(ctx.floor)
+                q = ds[:, block] / n.T
+                if dx is not None:
+                    dx = torch.addmm(dx, q, w[block])
+                if dw is not None:
+                    g = q.T @ x if dv is None else torch.addcdiv(q.T @ x, dv[block], n)
+                    along = torch.where(norm >= ctx.floor, (g * w[block]).sum(-1, keepdim=True) / n.square(), 0)
+                    dw[block] = torch.addcmul(g, along, w[block], value=-1)
+        return dx, dw, None
+
+
+def _compare(x: Tensor, w: Tensor, floor: float) -> tuple[Tensor, Tensor]:
+    out: tuple[Tensor, Tensor] = _Compare.apply(x, w, floor)  # type: ignore[no-untyped-call]
+    return out
 
 
 def pairwise(x: Tensor, v: Tensor, space: Space) -> Tensor:
     """Similarity [B, R] of projected points: x·v; in the ball 1 − ‖x − v‖²/2, so that d² = 2 − 2s as on the sphere."""
-    s = x @ v.T
-    if space == "ball":
-        s = s + (1 - (x.square().sum(-1)[:, None] + v.square().sum(-1)) / 2)
-    return s
+    return _similarity(x @ v.T, x, v, space)
+
+
+def _similarity(products: Tensor, x: Tensor, v: Tensor, space: Space) -> Tensor:
+    if space != "ball":
+        return products
+    return products + (1 - (x.square().sum(-1)[:, None] + v.square().sum(-1)) / 2)
 
 
 def relate(x: Tensor, y: Tensor, refs: References, space: Space) -> Relation:
     """Compare embeddings x [B, D] of classes y [B] with the references."""
     with torch.autocast(x.device.type, enabled=False):  # inside a user's autocast, too, s is float32
         dtype = torch.float64 if torch.float64 in (x.dtype, refs.vectors.dtype) else torch.float32
-        a, v = project(x.to(dtype), space), project(refs.vectors.to(dtype), space)
-        s = pairwise(a, v, space)
+        a, w = project(x.to(dtype), space), refs.vectors.to(dtype)
+        products, v = (a @ w.T, w) if space == "inner" else _compare(a, w, _FLOOR[space])
+        s = _similarity(products, a, v, space)
     same, filled = y[:, None] == refs.labels, refs.labels != EMPTY
     pos, neg = same & filled, ~same & filled
     if refs.rows is not None:
@@ -152,30 +204,33 @@ def total_of(z: Tensor, mask: Tensor | None = None) -> Tensor:
 
 def largest(z: Tensor, mask: Tensor, by: By) -> Tensor:
     """Maximum over the mask; −inf where it is empty."""
-    return z.masked_fill(~mask, -torch.inf).amax(_axis(by))
+    return torch.where(mask, z, -torch.inf).amax(_axis(by))
 
 
 def smallest(z: Tensor, mask: Tensor, by: By) -> Tensor:
     """Minimum over the mask; +inf where it is empty."""
-    return z.masked_fill(~mask, torch.inf).amin(_axis(by))
+    return torch.where(mask, z, torch.inf).amin(_axis(by))
+
+
+def top_of_row(z: Tensor, mask: Tensor, k: Tensor) -> Tensor:
+    """Mask of the k [B] largest of each row within the mask, or all where there are fewer; equals by column number."""
+    order = torch.where(mask, z, -torch.inf).argsort(dim=1, descending=True, stable=True)
+    place = torch.arange(z.shape[1], device=z.device).expand_as(order)
+    return mask & (torch.empty_like(order).scatter_(1, order, place) < k[:, None])
+
+
+def log_sum_exp(z: Tensor, mask: Tensor, by: By) -> Tensor:
+    """log Σ exp z over the mask, without overflow; −1e30 or so, with zero gradient, where it is empty."""
+    dim = _axis(by)
+    z = torch.where(mask, z, -1e30)  # −inf would make the gradient of nothing NaN
+    top = z.detach().amax(dim, keepdim=True)
+    # On CPU exp is up to 40 times slower where it underflows, as at every masked pair; e⁻⁸⁰ counts for nothing.
+    return top.squeeze(dim) + torch.exp((z - top).clamp_min(-80)).sum(dim).log()
 
 
 def log1p_sum_exp(z: Tensor, mask: Tensor, by: By) -> Tensor:
     """log(1 + Σ exp z) over the mask, without overflow; 0 where it is empty."""
-    dim = _axis(by)
-    z = z.masked_fill(~mask, -torch.inf)
-    top = z.detach().amax(dim).clamp_min(0)
-    return top + torch.log(torch.exp(-top) + torch.exp(z - top.unsqueeze(dim)).sum(dim))
-
-
-def log_sum_exp(z: Tensor, mask: Tensor, by: By) -> Tensor:
-    """log Σ exp z over the mask, without overflow; very negative but finite, with zero gradient, where it is empty."""
-    dim = _axis(by)
-    z = z.masked_fill(~mask, -torch.inf)
-    top = z.detach().amax(dim)
-    top = torch.where(torch.isfinite(top), top, 0)
-    summed = torch.exp(z - top.unsqueeze(dim)).sum(dim)
-    return top + torch.log(summed.clamp_min(torch.finfo(z.dtype).tiny))
+    return F.softplus(log_sum_exp(z, mask, by), threshold=50)  # beyond 50 the 1 is below float64's last digit
 
 
 def mean_where(values: Tensor, present: Tensor) -> Tensor:
