@@ -84,7 +84,9 @@ def _show_result(run: Path) -> None:
         "validation": "the best epoch on held-out training classes",
         "test": "the best epoch ON THE TEST SET, as asked: not comparable with honest scores",
     }[result["select"]]
-    header, cells = score_cells({"before training": result["before"], result["method"]: result["scores"]})
+    header, cells = score_cells(
+        {"before training": result["before"], read_json(folder.config)["plan"]["method"]: result["scores"]}
+    )
     console = Console()
     console.print(terminal_table(header, cells, title="Unseen classes, percent"))
     left_out = f", {result['left_out']} without kin left out" if result["left_out"] else ""

@@ -8,8 +8,7 @@ from torch import Tensor
 from nearkin.data.datasets import load_dataset
 from nearkin.data.images import Images
 from nearkin.data.stores import open_store
-from nearkin.evaluate import Scores
-from nearkin.evaluate.protocols import evaluate_images
+from nearkin.evaluate import Scores, evaluate_under, protocol_of
 from nearkin.model import Model, embed_store, load
 from nearkin.paths import cache_dir
 from nearkin.report.progress import Reporter
@@ -57,4 +56,6 @@ def measure_run(
     """Scores of a run's model, in percent."""
     x, images, model = embed_test(run, data=data, device=device, reporter=reporter)
     names = metrics or model.plan.metrics
-    return evaluate_images(x, images, metrics=names, space=model.embedder.space, seed=model.plan.seed)
+    labels = images.labels.to(x.device)
+    space, seed = model.embedder.space, model.plan.seed
+    return evaluate_under(protocol_of(images), x, labels, metrics=names, space=space, seed=seed)

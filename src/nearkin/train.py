@@ -21,8 +21,7 @@ from nearkin.data.samplers import steps_per_epoch
 from nearkin.data.splits import held_out, sample_fraction
 from nearkin.data.stores import open_store
 from nearkin.errors import NearkinError
-from nearkin.evaluate import Scores
-from nearkin.evaluate.protocols import evaluate_images
+from nearkin.evaluate import Scores, evaluate_under, protocol_of
 from nearkin.method import Step, method
 from nearkin.model import Model, Store, autocast, build_embedder, embed_store
 from nearkin.paths import cache_dir
@@ -264,7 +263,14 @@ class Training:
             x = embed_store(
                 self.model.embedder, part.store, self.model.view, precision=self.plan.precision, progress=progress
             )
-        return evaluate_images(x, part.images, metrics=metrics, space=self.method.space, seed=self.plan.seed)
+        return evaluate_under(
+            protocol_of(part.images),
+            x,
+            part.images.labels.to(x.device),
+            metrics=metrics,
+            space=self.method.space,
+            seed=self.plan.seed,
+        )
 
     # What is kept.
 

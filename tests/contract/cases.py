@@ -1,0 +1,180 @@
+"""What the contract runs over: every loss of the table in several settings, batches, and a small training loop."""
+
+import inspect
+from typing import NamedTuple
+
+import oracles
+import torch
+
+from nearkin.losses import LOSSES
+from nearkin.method import Method, Step, method
+from nearkin.similarity import References
+from nearkin.strategies import STRATEGIES
+
+CLASSES, DIM = 5, 4
+
+# A strategy is tried where it comes to act within a few steps of a small batch.
+QUICK = {
+    "xbm": ("xbm(start=0, size=20)", "xbm(contrastive(positive=0.1), size=7, start=2, weight=0.5)"),
+}
+
+
+def spec_of(name, options=None):
+    inside = ", ".join(f"{key}={value!r}" for key, value in (options or {}).items())
+    return f"{name}({inside})" if inside else name
+
+
+LOSS_SPECS = [spec_of(name, options) for name in LOSSES for options in ({}, *oracles.SETTINGS.get(name, ()))]
+LARGE_SPECS = [spec_of(name, oracles.LARGE[name]) for name in LOSSES if oracles.LARGE.get(name)]
+STRATEGY_SPECS = [spec for name in STRATEGIES for spec in QUICK.get(name, (name,))]
+# Losses that draw at random have no one value: the tests that want one leave these out, their own test has them.
+SURE_SPECS = [spec for spec in LOSS_SPECS if "drawn=True" not in spec]
+METHOD_SPECS = LOSS_SPECS + STRATEGY_SPECS
+
+
+def signature_of(entry):
+    """The keyword-only arguments of a loss or strategy, by name."""
+    return {p.name: p for p in inspect.signature(entry).parameters.values() if p.kind is p.KEYWORD_ONLY}
+
+
+def build(spec, *, classes=CLASSES, dim=DIM, space=None, seed=0) -> Method:
+    """A method of seeded proxies, whose other parameters are moved away from their common start."""
+    torch.manual_seed(seed)
+    m = method(spec, classes=classes, dim=dim, space=space)
+    with torch.no_grad():
+        for name, p in m.named_parameters():
+            if not name.endswith("proxies.vectors"):
+                p += 0.1 * torch.randn(p.shape)
+    return m
+
+
+def has_proxies(spec):
+    return getattr(build(spec), "proxies", None) is not None
+
+
+PAIR_SPECS = [spec for spec in SURE_SPECS if not has_proxies(spec)]
+PROXY_SPECS = [spec for spec in SURE_SPECS if has_proxies(spec)]
+
+
+class Batch(NamedTuple):
+    x: torch.Tensor
+    y: torch.Tensor
+
+
+def batch(size=8, *, classes=CLASSES, dim=DIM, seed=0, dtype=torch.float64) -> Batch:
+    """Random embeddings of random norm; the first two share a class, so that a positive pair is there."""
+    rng = torch.Generator().manual_seed(seed)
+    x = torch.randn(size, dim, generator=rng, dtype=torch.float64)
+    y = torch.randint(classes, (size,), generator=rng)
+    y[:2] = y[0]
+    return Batch(x.to(dtype), y)
+
+
+def strangers(batch_, *, size=11, dim=DIM, classes=CLASSES, seed=1) -> References:
+    """References that are not the batch: some strangers, some batch rows out of order, some empty slots."""
+    x, y = batch_
+    rng = torch.Generator().manual_seed(seed)
+    v = torch.randn(size, dim, generator=rng, dtype=x.dtype)
+    labels = torch.randint(classes, (size,), generator=rng)
+    rows = torch.full((size,), -1)
+    for j, i in ((1, 3), (4, 0), (6, len(y) - 1)):
+        v[j], labels[j], rows[j] = x[i], y[i], i
+    v[5], labels[5] = 0, oracles.EMPTY
+    v[-1], labels[-1] = 0, oracles.EMPTY
+    return References(v, labels, rows)
+
+
+def oracle(m, x, y, refs: References, **more):
+    """The naive value of a loss on any references, with the options it was built with."""
+    options = {k: v for k, v in m.spec.options.items() if k not in ("speed", "initial")}
+    rows = [-1] * len(refs.labels) if refs.rows is None else refs.rows.tolist()
+    state = getattr(oracles, "STATE", {}).get(m.spec.name, lambda _: {})(m)
+    vectors = refs.vectors.detach().tolist()
+    return oracles.ORACLES[m.spec.name](
+        x.detach().tolist(), y.tolist(), vectors, refs.labels.tolist(), rows, space=m.space, **options, **state, **more
+    )
+
+
+def value(m, x, y):
+    """The loss, where it draws at random always with the same draw."""
+    torch.manual_seed(0)
+    return m(x, y)
+
+
+def gradients(m, x, y):
+    """Loss, gradient of the embeddings, gradients of the method's own parameters by name."""
+    x = x.detach().clone().requires_grad_()
+    m.zero_grad()
+    loss = value(m, x, y)
+    loss.backward()
+    return loss.detach(), x.grad, {name: p.grad for name, p in m.named_parameters()}
+
+
+class Blobs(NamedTuple):
+    """Gaussian classes in a few dimensions, drowned by noise in the others."""
+
+    points: torch.Tensor
+    labels: torch.Tensor
+
+    @staticmethod
+    def make(*, classes=8, each=8, signal=4, noise=12, seed=0):
+        rng = torch.Generator().manual_seed(seed)
+        labels = torch.arange(classes).repeat_interleave(each)
+        centres = torch.nn.functional.normalize(torch.randn(classes, signal, generator=rng), dim=1)
+        close = centres[labels] + 0.1 * torch.randn(len(labels), signal, generator=rng)
+        return Blobs(torch.cat([close, torch.randn(len(labels), noise, generator=rng)], dim=1), labels)
+
+
+class Run:
+    """The loop of a training run on blobs with all six verbs; what it needs to go on is `state`."""
+
+    def __init__(self, spec, *, seed=0, lr=0.02):
+        torch.manual_seed(seed)
+        self.blobs = Blobs.make()
+        self.model = torch.nn.Linear(self.blobs.points.shape[1], 8)
+        self.method = method(spec, classes=8, dim=8)
+        self.method.bind(self.model)
+        groups = [{"params": list(self.model.parameters()), "lr": lr}, *self.method.groups(lr)]
+        self.optimiser = torch.optim.Adam(groups)
+        self.size = 4 * (self.method.images_per_class or 4)
+        self.rng, self.done, self.losses = torch.Generator().manual_seed(9), 0, []
+
+    def embed(self, index=None, *, augment=False):
+        with torch.no_grad():
+            return self.model(self.blobs.points if index is None else self.blobs.points[index])
+
+    def steps(self, count):
+        if not self.done:
+            self.method.at_check(self.model, self.embed, self.blobs.labels)
+        batches = self.method.batches(self.blobs.labels, self.size, seed=3, start=self.done)
+        for _ in range(count):
+            index = next(batches)
+            x, y = self.model(self.blobs.points[index]), self.blobs.labels[index]
+            step = Step(x, y, model=self.model, images=self.blobs.points[index], index=index, rng=self.rng)
+            loss = self.method.loss(step)
+            self.optimiser.zero_grad()
+            loss.backward()
+            self.method.after_backward(self.model)
+            self.optimiser.step()
+            self.method.after_step(step)
+            self.losses.append(float(loss.detach()))
+            self.done += 1
+        return self
+
+    def state(self):
+        parts = {"model": self.model, "method": self.method, "optimiser": self.optimiser}
+        state = {name: part.state_dict() for name, part in parts.items()}
+        return {**state, "rng": self.rng.get_state(), "done": self.done}
+
+    def load(self, state):
+        for name in ("model", "method", "optimiser"):
+            getattr(self, name).load_state_dict(state[name])
+        self.rng.set_state(state["rng"])
+        self.done = state["done"]
+        return self
+
+    def neighbours(self):
+        """Percent of points whose nearest other point is kin, by cosine."""
+        x = torch.nn.functional.normalize(self.embed(), dim=1)
+        s = (x @ x.T).fill_diagonal_(-2)
+        return 100 * float((self.blobs.labels[s.argmax(1)] == self.blobs.labels).float().mean())

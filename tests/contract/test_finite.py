@@ -1,0 +1,218 @@
+"""Finite values and gradients where batches are odd, inputs extreme or references missing."""
+
+import pytest
+import torch
+from contract.cases import (
+    CLASSES,
+    DIM,
+    LARGE_SPECS,
+    LOSS_SPECS,
+    METHOD_SPECS,
+    PAIR_SPECS,
+    STRATEGY_SPECS,
+    batch,
+    build,
+    gradients,
+    spec_of,
+    value,
+)
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from nearkin.losses import LOSSES
+from nearkin.method import Step
+from nearkin.similarity import EMPTY, References, relate
+
+FLOAT32 = torch.float32
+
+
+def random(size=8):
+    return batch(size, dtype=FLOAT32)
+
+
+def one_class():
+    return random().x, torch.ones(8, dtype=torch.int64)
+
+
+def all_different():
+    return random(CLASSES).x, torch.arange(CLASSES)
+
+
+def duplicates():
+    x, y = random()
+    return x[[0, 0, 0, 0, 1, 1, 1, 1]], torch.tensor([0, 0, 1, 1, 2, 2, 2, 3])
+
+
+def opposites():
+    x, y = random(2)
+    return torch.cat([x, -x, x, -x]), torch.tensor([0, 0, 0, 0, 1, 1, 1, 1])
+
+
+def zeros():
+    return torch.zeros(6, DIM), torch.tensor([0, 0, 1, 1, 2, 3])
+
+
+def some_zeros():
+    x, y = random()
+    x[::3] = 0
+    return x, y
+
+
+def axes():
+    """Exactly orthogonal, equal and opposite unit vectors: s is exactly 0, 1 and −1."""
+    return torch.cat([torch.eye(DIM), torch.eye(DIM), -torch.eye(DIM)])[:10], torch.arange(10) % 3
+
+
+SITUATIONS = {
+    "one class": one_class,
+    "all different": all_different,
+    "duplicates": duplicates,
+    "opposites": opposites,
+    "zero vectors": zeros,
+    "some zero vectors": some_zeros,
+    "axes": axes,
+    "one sample": lambda: random(1),
+    "two of a class": lambda: (random(2).x, torch.tensor([1, 1])),
+    "two of two classes": lambda: (random(2).x, torch.tensor([1, 2])),
+    "very long": lambda: (random().x * 1e6, random().y),
+    "very short": lambda: (random().x * 1e-12, random().y),
+}
+
+
+def check(loss, *grads):
+    assert loss.ndim == 0
+    assert loss.isfinite(), loss
+    for grad in grads:
+        assert grad is None or grad.isfinite().all()
+
+
+def check_method(m, x, y):
+    loss, grad, own = gradients(m, x, y)
+    assert loss.dtype == FLOAT32
+    check(loss, grad, *own.values())
+
+
+@pytest.mark.parametrize("situation", SITUATIONS)
+@pytest.mark.parametrize("spec", LOSS_SPECS + LARGE_SPECS)
+def test_odd_batches(spec, situation):
+    x, y = SITUATIONS[situation]()
+    if situation == "very long" and build(spec).space == "inner":
+        pytest.skip("products of 1e12 in an exponent are beyond ±100 by far: test_long_inner_products has the range")
+    check_method(build(spec), x, y)
+
+
+@pytest.mark.parametrize("spec", LOSS_SPECS + LARGE_SPECS)
+def test_samples_on_and_opposite_to_proxies(spec):
+    m = build(spec)
+    if getattr(m, "proxies", None) is None:
+        x = random(CLASSES).x
+        check_method(m, torch.cat([x, x, -x]), torch.arange(CLASSES).repeat(3))
+        return
+    x = m.proxies.vectors.detach()[:: m.proxies.per_class]
+    check_method(m, torch.cat([x, -x]), torch.arange(CLASSES).repeat(2))
+    check_method(m, torch.cat([x, -x]), (torch.arange(CLASSES).repeat(2) + 1) % CLASSES)
+
+
+@pytest.mark.parametrize("largest", [3.0, 100.0])
+@pytest.mark.parametrize("spec", LOSS_SPECS)
+def test_long_inner_products(spec, largest):
+    """Unnormalised: s itself reaches ±3 (±100 at α = 32) and ±100, for kin and for others."""
+    m = build(spec, space="inner")
+    x, y = random()
+    x = torch.cat([x, -x])
+    y = torch.cat([y, y])
+    r = relate(x, y, m.references(x, y), "inner")
+    factor = largest / float(r.s.detach().abs().max())
+    check_method(m, x * (factor if getattr(m, "proxies", None) is not None else factor**0.5), y)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("spec", METHOD_SPECS)
+def test_low_precision_input_is_raised_and_leaves_the_state(spec, dtype):
+    m = build(spec)
+    x, y = random()
+    x = x.to(dtype)
+    before = {name: value.dtype for name, value in m.state_dict().items()}
+    loss, grad, own = gradients(m, x, y)
+    assert loss.dtype == FLOAT32
+    assert grad.dtype == dtype
+    check(loss, grad, *own.values())
+    assert torch.equal(loss, value(m, x.float(), y).detach())
+    m.after_step(Step(x, y))
+    assert {name: value.dtype for name, value in m.state_dict().items()} == before
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_one_class_in_all(name):
+    m = build(name, classes=1)
+    for size in (1, 4):
+        check_method(m, random(size).x, torch.zeros(size, dtype=torch.int64))
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_a_hundred_thousand_classes(name):
+    few = {"per_class": 2} if "per_class" in build(name).spec.options else {}
+    m = build(spec_of(name, few), classes=100_000, dim=2)
+    y = torch.tensor([0, 0, 99_999, 99_999, 5])
+    check_method(m, batch(5, dim=2, dtype=FLOAT32).x, y)
+
+
+@pytest.mark.parametrize("filled", [0, 1, 3])
+@pytest.mark.parametrize("spec", PAIR_SPECS)
+def test_empty_memory_slots(spec, filled):
+    """A memory not full yet, of zeros and of rubbish: empty slots change neither value nor gradient."""
+    m = build(spec)
+    x, y = random()
+    x.requires_grad_()
+    v = torch.randn(5, DIM, generator=torch.Generator().manual_seed(2))
+    labels = y[:5].clone()
+    labels[filled:] = EMPTY
+    values, grads = [], []
+    for fill in (0.0, 1.0):
+        v[filled:] = fill
+        loss = m.objective(relate(x, y, References(v, labels), m.space))
+        (grad,) = torch.autograd.grad(loss, x)
+        check(loss.detach(), grad)
+        values.append(loss.detach())
+        grads.append(grad)
+    torch.testing.assert_close(values[0], values[1])
+    torch.testing.assert_close(grads[0], grads[1])
+    if filled:
+        alone = m.objective(relate(x, y, References(v[:filled], labels[:filled]), m.space))
+        torch.testing.assert_close(alone.detach(), values[0])
+
+
+@pytest.mark.parametrize("spec", PAIR_SPECS)
+def test_references_of_one_kind(spec):
+    """Only positives, only negatives: rows and columns with nothing on the other side."""
+    m = build(spec)
+    x, _ = random()
+    v = torch.randn(5, DIM, generator=torch.Generator().manual_seed(2))
+    for label in (0, 1):
+        x.requires_grad_().grad = None
+        refs = References(v, torch.full((5,), label))
+        loss = m.objective(relate(x, torch.zeros(8, dtype=torch.int64), refs, m.space))
+        loss.backward()
+        check(loss.detach(), x.grad)
+
+
+@pytest.mark.parametrize("situation", SITUATIONS)
+@pytest.mark.parametrize("spec", STRATEGY_SPECS)
+def test_strategies_over_a_few_odd_batches(spec, situation):
+    m = build(spec)
+    for _ in range(4):
+        x, y = SITUATIONS[situation]()
+        check_method(m, x, y)
+        m.after_step(Step(x, y))
+    check_method(m, *random())
+
+
+@pytest.mark.parametrize("spec", METHOD_SPECS)
+def test_the_step_reads_nothing_back_to_the_host(spec):
+    """On tensors without data `.item()`, `bool(t)`, `nonzero` and boolean indexing raise: forward, backward, state."""
+    with FakeTensorMode():
+        m = build(spec)
+        x, y = torch.randn(8, DIM, requires_grad=True), torch.zeros(8, dtype=torch.int64)
+        step = Step(x, y)
+        m.loss(step).backward()
+        m.after_step(step)
+    assert x.grad is not None

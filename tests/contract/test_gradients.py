@@ -1,0 +1,80 @@
+"""Gradients: they reach what they should, and are those of the value."""
+
+import inspect
+
+import oracles
+import pytest
+import torch
+from contract.cases import SURE_SPECS, STRATEGY_SPECS, batch, build, gradients, oracle
+
+from nearkin.method import Step
+from nearkin.similarity import batch_references
+from nearkin.spec import parse
+
+
+@pytest.mark.parametrize("spec", SURE_SPECS)
+def test_they_reach_embeddings_and_parameters(spec):
+    m = build(spec).double()
+    _, grad, own = gradients(m, *batch(12))
+    assert grad.abs().sum() > 0
+    for name, g in own.items():
+        assert g is not None, name
+        assert g.abs().sum() > 0, name
+
+
+@pytest.mark.parametrize("spec", STRATEGY_SPECS)
+def test_they_reach_embeddings_through_a_strategy(spec):
+    m = build(spec).double()
+    for seed in range(3):
+        x, y = batch(12, seed=seed)
+        _, grad, own = gradients(m, x, y)
+        assert grad.abs().sum() > 0
+        assert all(g is not None for g in own.values())
+        m.after_step(Step(x, y))
+
+
+def holds_constants(spec):
+    """Whether the header calls part of the loss a constant of the gradient: its oracle can then freeze that part."""
+    return "frozen" in inspect.signature(oracles.ORACLES[parse(spec).name]).parameters
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("spec", [spec for spec in SURE_SPECS if not holds_constants(spec)])
+def test_they_are_those_of_the_value(spec, seed):
+    """Central differences in float64, at random points: kinks have no volume."""
+    m = build(spec, classes=3, dim=3, seed=seed).double()
+    x, y = batch(6, classes=3, dim=3, seed=seed)
+    names = [name for name, _ in m.named_parameters()]
+
+    def loss(x_, *own):
+        return torch.func.functional_call(m, dict(zip(names, own, strict=True)), (x_, y))
+
+    inputs = (x.requires_grad_(), *(p.detach().clone().requires_grad_() for p in m.parameters()))
+    assert torch.autograd.gradcheck(loss, inputs, eps=1e-6, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("spec", [spec for spec in SURE_SPECS if holds_constants(spec)])
+def test_they_are_those_of_the_oracle_with_its_constants_held(spec):
+    """Where weights are constants of the gradient: central differences of the oracle, its weights taken at x."""
+    m = build(spec, classes=3, dim=3).double()
+    x, y = batch(6, classes=3, dim=3)
+    _, grad, own = gradients(m, x, y)
+    step = 1e-6
+    for i in range(len(x)):
+        for k in range(3):
+            ends = []
+            for sign in (1, -1):
+                moved = x.clone()
+                moved[i, k] += sign * step
+                refs = batch_references(moved, y)
+                ends.append(oracle(m, moved, y, refs, frozen=(x.tolist(), x.tolist())))
+            assert float(grad[i, k]) == pytest.approx((ends[0] - ends[1]) / (2 * step), rel=1e-4, abs=1e-6)
+    for name, p in m.named_parameters():
+        for c in range(len(p)):
+            ends = []
+            for sign in (1, -1):
+                with torch.no_grad():
+                    p[c] += sign * step
+                    ends.append(oracle(m, x, y, batch_references(x, y)))
+                    p[c] -= sign * step
+            assert float(own[name][c]) == pytest.approx((ends[0] - ends[1]) / (2 * step), rel=1e-4, abs=1e-6)

@@ -1,0 +1,14 @@
+"""Every method learns a toy set: blobs in four dimensions under noise in twelve."""
+
+import pytest
+from contract.cases import METHOD_SPECS, Run
+
+
+@pytest.mark.parametrize("spec", METHOD_SPECS)
+def test_neighbours_become_kin(spec):
+    run = Run(spec, lr=0.02)
+    before = run.neighbours()
+    run.steps(60)
+    after = run.neighbours()
+    assert before < 60
+    assert after > before + 20, f"{before:.0f} → {after:.0f} % of nearest neighbours are kin"

@@ -1,0 +1,170 @@
+"""The loop end to end on a handful of glyphs: scores, selection, resume after a kill, sentences for what goes wrong."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+import nearkin as nk
+from nearkin.runs import RunFolder, read_json, read_tensors
+
+TINY = {"data": "glyphs(classes=48, samples=6)", "epochs": 3, "batch": 24, "dim": 16, "device": "cpu"}
+
+
+def weights(run: RunFolder) -> dict[str, torch.Tensor]:
+    return read_tensors(run.model)[0]
+
+
+def same(a: RunFolder, b: RunFolder) -> bool:
+    first, second = weights(a), weights(b)
+    return first.keys() == second.keys() and all(torch.equal(first[k], second[k]) for k in first)
+
+
+def test_a_run_folder_holds_all_there_is_to_know(tmp_path):
+    run = nk.train(**TINY, out=tmp_path / "run", evaluate_every=2)
+    config, result = read_json(run.config), read_json(run.result)
+    assert config["plan"]["method"] == "proxy_anchor"
+    assert config["method"].startswith("proxy_anchor(alpha=32.0, delta=0.1")
+    assert set(result["scores"]) == set(config["plan"]["metrics"]) == set(result["before"])
+    assert result["queries"] == 24 * 6
+    assert result["select"] == "last"
+    assert result["kept_epoch"] == 3
+    assert {"seed", "versions", "commit", "hardware", "seconds", "images_per_second"} <= set(result)
+    kinds = [event["event"] for event in run.events()]
+    assert kinds == ["test", "epoch", "epoch", "test", "epoch"]
+
+
+def test_training_beats_the_untrained_network_on_unseen_classes(tmp_path):
+    settings = {**TINY, "data": "glyphs(classes=120, samples=10)", "epochs": 8, "batch": 60}
+    result = read_json(nk.train(**settings, out=tmp_path / "run").result)
+    assert result["scores"]["R@1"] > result["before"]["R@1"] + 10
+
+
+def test_a_loaded_model_embeds_as_the_run_measured(tmp_path):
+    run = nk.train(**TINY, out=tmp_path / "run")
+    model = nk.load(run.path, device="cpu")
+    test = nk.load_dataset(TINY["data"]).test
+    x = model.embed(test.sources)
+    assert x.shape == (len(test), 16)
+    assert nk.evaluate(x, test.labels, metrics=("R@1",))["R@1"] == read_json(run.result)["scores"]["R@1"]
+
+
+@pytest.mark.parametrize(
+    "spec", ["proxy_anchor", "xbm(contrastive(form=c1), size=64, start=3)", "soft_triple(per_class=3)"]
+)
+def test_a_run_stopped_anywhere_goes_on_bit_for_bit(tmp_path, monkeypatch, spec):
+    whole = nk.train(**TINY, method=spec, out=tmp_path / "whole")
+    module = sys.modules["nearkin.train"]
+    step = module.Training._one_step
+
+    def interrupted(self, *batch):
+        if self.step == 8:
+            os.kill(os.getpid(), signal.SIGINT)  # as Ctrl-C in the second epoch: the step ends, then all is saved
+        return step(self, *batch)
+
+    monkeypatch.setattr(module.Training, "_one_step", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        nk.train(**TINY, method=spec, out=tmp_path / "cut")
+    monkeypatch.undo()
+    cut = RunFolder(tmp_path / "cut")
+    assert read_tensors(cut.checkpoint)[1]["step"] == 9
+    resumed = nk.train(out=tmp_path / "cut", resume=True)
+    assert same(whole, resumed)
+    assert read_json(whole.result)["scores"] == read_json(resumed.result)["scores"]
+    events = [[{k: v for k, v in e.items() if k != "seconds"} for e in run.events()] for run in (whole, resumed)]
+    assert events[0] == events[1]
+
+
+def test_a_killed_process_leaves_a_run_that_goes_on_bit_for_bit(tmp_path):
+    settings = {**TINY, "epochs": 6, "select": "validation"}
+    whole = nk.train(**settings, out=tmp_path / "whole")
+    program = (
+        "import sys, json, torch; torch.set_num_threads(1); import nearkin as nk; module = sys.modules['nearkin.train']; "
+        "module.SAVE_SECONDS = 0.0; nk.train(**json.loads(sys.argv[1]), out=sys.argv[2])"
+    )
+    arguments = [sys.executable, "-c", program, json.dumps(settings), str(tmp_path / "cut")]
+    process = subprocess.Popen(arguments, env={**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads())})
+    cut = RunFolder(tmp_path / "cut")
+    deadline = time.monotonic() + 120
+    while not cut.checkpoint.exists() and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.01)
+    time.sleep(0.15)
+    process.kill()
+    process.wait()
+    assert not cut.result.exists(), "the process was too fast to be killed: give it more to do"
+    resumed = nk.train(out=cut.path, resume=True)
+    assert same(whole, resumed)
+    assert read_json(whole.result)["held_out"] == read_json(resumed.result)["held_out"]
+
+
+def test_held_out_classes_choose_the_epoch_and_patience_stops(tmp_path):
+    run = nk.train(**{**TINY, "epochs": 12, "lr": 0.05}, select="validation", patience=2, out=tmp_path / "run")
+    result = read_json(run.result)
+    checks = [e["score"] for e in run.events() if e["event"] == "check"]
+    assert result["held_out"] == max(checks)
+    assert result["kept_epoch"] == checks.index(max(checks)) + 1
+    assert len(checks) == min(12, checks.index(max(checks)) + 1 + 2)
+    assert all(e["on"] == "held-out classes" for e in run.events() if e["event"] == "check")
+
+
+def test_test_chooses_only_where_asked_and_the_result_says_so(tmp_path):
+    run = nk.train(**TINY, select="test", out=tmp_path / "run")
+    result = read_json(run.result)
+    assert result["select"] == "test"
+    assert result["scores"]["MAP@R"] == pytest.approx(result["test_chosen"])
+
+
+def test_a_loss_that_is_not_a_number_stops_with_its_step(tmp_path):
+    with pytest.raises(nk.NearkinError, match=r"loss was (nan|inf) at step \d+.*nothing is saved yet"):
+        nk.train(**{**TINY, "lr": 1e30, "clip_value": 0.0}, out=tmp_path / "run")
+
+
+def test_a_finished_run_is_not_overwritten(tmp_path):
+    nk.train(**TINY, out=tmp_path / "run")
+    with pytest.raises(nk.NearkinError, match="holds a run already"):
+        nk.train(**TINY, out=tmp_path / "run")
+
+
+def test_resume_wants_a_run_and_no_settings(tmp_path):
+    with pytest.raises(nk.NearkinError, match="which run"):
+        nk.train(resume=True)
+    with pytest.raises(nk.NearkinError, match="a run folder"):
+        nk.train(resume=True, out=tmp_path)
+    with pytest.raises(nk.NearkinError, match="leave out epochs"):
+        nk.train(resume=True, out=tmp_path, epochs=3)
+
+
+def test_warm_up_moves_the_head_and_not_the_trunk(tmp_path):
+    torch.manual_seed(0)
+    run = nk.train(**{**TINY, "epochs": 1, "batch_norm": "freeze"}, warmup=1, out=tmp_path / "run")
+    plan = {**TINY, "epochs": 1}
+    after = weights(run)
+    other = weights(
+        nk.train(**{**plan, "seed": 0, "lr": 1e-12, "batch_norm": "freeze"}, warmup=1, out=tmp_path / "still")
+    )
+    trunk = [k for k in after if k.startswith("trunk.")]
+    assert trunk
+    assert all(torch.equal(after[k], other[k]) for k in trunk)
+    assert any(not torch.allclose(after[k], other[k]) for k in after if not k.startswith("trunk."))
+
+
+@pytest.mark.parametrize(
+    "settings", [{"optimiser": "sgd", "lr": 0.01}, {"clip_norm": 1.0}, {"schedule": "plateau"}, {"check_every": 2}]
+)
+def test_other_settings_run(tmp_path, settings):
+    result = read_json(nk.train(**{**TINY, "epochs": 2, **settings}, out=tmp_path / "run").result)
+    assert result["steps"] == 2 * (24 * 6 // 24) - (2 * (6 * 6 // 24) if settings.get("schedule") == "plateau" else 0)
+
+
+def test_a_damaged_checkpoint_is_a_sentence(tmp_path):
+    run = nk.train(**TINY, out=tmp_path / "run")
+    Path(run.result).unlink()
+    run.checkpoint.write_bytes(run.checkpoint.read_bytes()[:1000])
+    with pytest.raises(nk.NearkinError, match="damaged"):
+        nk.train(out=run.path, resume=True)
