@@ -81,7 +81,7 @@ def angular(x, y, refs, ref_labels, self_row, *, angle, n_pair, positives, space
     tan = math.tan(math.radians(angle)) ** 2
     terms = []
     for i in range(p.B):
-        for j in sorted(p.P[i], key=lambda j: p.s[i][j])[:positives]:  # noqa: B023
+        for j in sorted(p.P[i], key=lambda j: p.s[i][j])[:positives]:
             both = [a + b for a, b in zip(p.x[i], p.v[j], strict=True)]
             kin = 2 * (1 + tan) * p.w[i][j] * dot(p.x[i], p.v[j])
             terms.append(log1p_sum(4 * tan * p.w[i][k] * dot(both, p.v[k]) - kin for k in p.N[i]))
@@ -101,11 +101,13 @@ def softmax_of_nearest(p, scale, own):
 
 def arcface(x, y, refs, ref_labels, self_row, *, scale, margin, per_class, space="cosine", weights=None):
     def own(S):
-        if S < -math.cos(margin):
+        if -math.cos(margin) > S:
             return S - margin * math.sin(margin)
         if -1 < S < 1:
             return math.cos(math.acos(S) + margin)
-        return S * math.cos(margin) - math.sqrt(max(1 - S * S, 1e-12)) * math.sin(margin)  # no cosine: as the header has it
+        return S * math.cos(margin) - math.sqrt(max(1 - S * S, 1e-12)) * math.sin(
+            margin
+        )  # no cosine: as the header has it
 
     return softmax_of_nearest(Pairs(x, y, refs, ref_labels, self_row, space, weights), scale, own)
 
@@ -194,7 +196,7 @@ def supcon(x, y, refs, ref_labels, self_row, *, temperature, space="cosine", wei
 
 def hard_negatives(p, key):
     """For each row as many negatives as positives, those of smallest `key[i][j]`; of equal ones the first columns."""
-    return [sorted(p.N[i], key=lambda j: (key[i][j], j))[: len(p.P[i])] for i in range(p.B)]  # noqa: B023
+    return [sorted(p.N[i], key=lambda j: (key[i][j], j))[: len(p.P[i])] for i in range(p.B)]
 
 
 def contrastive(
@@ -207,10 +209,16 @@ def contrastive(
     kin = [(i, j, p.w[i][j]) for i in range(p.B) for j in p.P[i]]
     other = [(i, j, p.w[i][j]) for i in range(p.B) for j in N[i]]
     if form == "c1":
-        pull, push = sum(hinge(w * (1 - p.s[i][j])) for i, j, w in kin), sum(hinge(w * (p.s[i][j] - margin)) for i, j, w in other)
+        pull, push = (
+            sum(hinge(w * (1 - p.s[i][j])) for i, j, w in kin),
+            sum(hinge(w * (p.s[i][j] - margin)) for i, j, w in other),
+        )
         return (pull + push) / p.B
     if form == "squared":
-        pull, push = sum((w * p.d[i][j]) ** 2 for i, j, w in kin), sum(hinge(w * (negative - p.d[i][j])) ** 2 for i, j, w in other)
+        pull, push = (
+            sum((w * p.d[i][j]) ** 2 for i, j, w in kin),
+            sum(hinge(w * (negative - p.d[i][j])) ** 2 for i, j, w in other),
+        )
         return (pull + push) / max(len(kin) + len(other), 1)
     pull = [t for i, j, w in kin if (t := hinge(w * (p.d[i][j] - positive))) > 0]
     push = [t for i, j, w in other if (t := hinge(w * (negative - p.d[i][j]))) > 0]
@@ -311,7 +319,10 @@ def multi_similarity(
         s, w = p.s[i], p.w[i]
         kin, other = p.P[i], p.N[i]
         if mining:
-            hardest, easiest = max((s[k] for k in p.N[i]), default=-math.inf), min((s[k] for k in p.P[i]), default=math.inf)
+            hardest, easiest = (
+                max((s[k] for k in p.N[i]), default=-math.inf),
+                min((s[k] for k in p.P[i]), default=math.inf),
+            )
             kin = [j for j in kin if s[j] - epsilon < hardest]
             other = [j for j in other if s[j] + epsilon > easiest]
         out += log1p_sum(-alpha * w[j] * (s[j] - base) for j in kin) / alpha
@@ -340,16 +351,14 @@ def proxy_nca_pp(x, y, refs, ref_labels, self_row, *, temperature, per_class, sp
     return mean(terms)
 
 
-def proxy_gml(
-    x, y, refs, ref_labels, self_row, *, ratio, scale, weight, over, per_class, space="cosine", weights=None
-):
+def proxy_gml(x, y, refs, ref_labels, self_row, *, ratio, scale, weight, over, per_class, space="cosine", weights=None):
     p = Pairs(x, y, refs, ref_labels, self_row, space, weights)
     classes = classes_of(p)
     k = min(max(math.ceil(ratio * p.R), per_class + 1), p.R)
     samples = [i for i in range(p.B) if p.y[i] in classes]
     terms = []
     for i in samples:
-        joined = sorted(range(p.R), key=lambda j: -p.s[i][j] - 1000 * (p.labels[j] == p.y[i]))[:k]  # noqa: B023
+        joined = sorted(range(p.R), key=lambda j: -p.s[i][j] - 1000 * (p.labels[j] == p.y[i]))[:k]
         votes = {}
         for j in joined:
             votes[p.labels[j]] = votes.get(p.labels[j], 0.0) + p.w[i][j] * p.s[i][j]

@@ -21,6 +21,7 @@ from nearkin.data.pixels import Pixels
 from nearkin.efficientnet_lite import packaged_weights
 from nearkin.errors import NearkinError
 from nearkin.inception import BNInception, GoogLeNet
+from nearkin.plan import make_plan
 from nearkin.timm_models import import_timm
 from nearkin.weights import read_weights
 
@@ -67,6 +68,11 @@ def test_sizes_and_normalisations_of_the_table() -> None:
     assert {BACKBONES[name].normalise for name in ("lite0", "lite1", "lite2", "googlenet")} == {half}
     assert BACKBONES["resnet50"].normalise == imagenet
     assert trunk("conv4").size == 32
+
+
+def test_settings_that_suit_a_backbone_are_settings_of_a_plan() -> None:
+    plan = make_plan({"backbone": "conv4", "lr": 1e-3}, natural_plan("conv4"))
+    assert (plan.lr, plan.warmup, plan.batch_norm) == (1e-3, 0, "train")  # random weights are neither kept nor frozen
     assert natural_plan("lite0") == natural_plan("vit_tiny_patch16_224") == {}
 
 

@@ -72,7 +72,9 @@ def test_the_builder_reads_the_tables_late():
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
 def test_files_say_what_they_do(path):
     assert path.name not in ("utils.py", "helpers.py", "common.py", "misc.py")
-    assert path.name == "__main__.py" or ast.get_docstring(ast.parse(path.read_text())), f"{path.name} wants a docstring"
+    assert path.name == "__main__.py" or ast.get_docstring(ast.parse(path.read_text())), (
+        f"{path.name} wants a docstring"
+    )
 
 
 def compared_strings(tree):

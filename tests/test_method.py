@@ -62,7 +62,9 @@ def test_errors_are_sentences():
         assert str(caught.value).endswith(".")
 
     everything = ", ".join(sorted([*LOSSES, *STRATEGIES]))
-    refused("proxy_ancor", rf"^There is no method 'proxy_ancor'\. Did you mean 'proxy_anchor'\? There are: {everything}\.$")
+    refused(
+        "proxy_ancor", rf"^There is no method 'proxy_ancor'\. Did you mean 'proxy_anchor'\? There are: {everything}\.$"
+    )
     refused("xbm(contrastiv)", r"There is no method 'contrastiv'\. Did you mean 'contrastive'\?")
     refused("proxy_anchor(alfa=3)", r"^proxy_anchor has no option 'alfa'\. Did you mean 'alpha'\? It has: alpha, delta")
     refused("proxy_anchor(alpha=big)", "^proxy_anchor: alpha is a number, not 'big'")

@@ -115,7 +115,9 @@ def test_self_pairs_follow_the_rows_given():
 
 
 def test_empty_slots_are_kin_to_nobody_not_even_to_a_sample_of_the_same_label():
-    r = relate(some(2, 3), torch.tensor([EMPTY, 0]), References(some(2, 3, seed=1), torch.tensor([EMPTY, EMPTY])), "ball")
+    r = relate(
+        some(2, 3), torch.tensor([EMPTY, 0]), References(some(2, 3, seed=1), torch.tensor([EMPTY, EMPTY])), "ball"
+    )
     assert not r.pos.any()
     assert not r.neg.any()
 

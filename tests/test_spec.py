@@ -141,7 +141,8 @@ def test_wrong_types_are_refused_in_words(option, sentence):
 
 
 @pytest.mark.parametrize(
-    "option", ["alpha=1", "alpha=.5", "count=2", "form=c1", "warm=True", "name=y", "scale=(0, 1)", "size=None", "size=4"]
+    "option",
+    ["alpha=1", "alpha=.5", "count=2", "form=c1", "warm=True", "name=y", "scale=(0, 1)", "size=None", "size=4"],
 )
 def test_right_types_pass(option):
     call = parse(f"thing({option})")

@@ -20,9 +20,7 @@ from nearkin.weights import load_weights, one_line, read_weights
 
 HALF = Normalise((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
 IMAGENET = Normalise((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
-CAFFE = Normalise(
-    (128 / 255, 117 / 255, 104 / 255), (1 / 255, 1 / 255, 1 / 255), bgr=True
-)  # BGR 0–255 less 104, 117, 128
+CAFFE = Normalise((128 / 255, 117 / 255, 104 / 255), (1 / 255,) * 3, bgr=True)  # BGR 0–255 less 104, 117, 128
 GREY = Normalise((0.5,), (0.5,))
 
 
@@ -120,6 +118,17 @@ BACKBONES: dict[str, Backbone] = {
         size=32,
         channels=1,
         width=64,
+        natural={
+            "dim": 128,
+            "pool": "avg",
+            "augment": "affine",
+            "lr": 3e-3,
+            "batch": 128,
+            "epochs": 40,
+            "warmup": 0,
+            "batch_norm": "train",
+            "schedule": "constant",
+        },
     ),
 }
 
@@ -198,7 +207,8 @@ def average(x: Tensor) -> Tensor:
 
 def maximum(x: Tensor) -> Tensor:
     """Maximum over the map."""
-    return at_least_float32(x.amax((-2, -1)))
+    # Not amax: its gradient looks for equal values, which a compiled network, rounding otherwise, may not find (0/0).
+    return at_least_float32(x.flatten(-2).max(-1).values)
 
 
 def average_and_maximum(x: Tensor) -> Tensor:

@@ -30,6 +30,8 @@ STRATEGY_SPECS = [spec for name in STRATEGIES for spec in QUICK.get(name, (name,
 # Losses that draw at random have no one value: the tests that want one leave these out, their own test has them.
 SURE_SPECS = [spec for spec in LOSS_SPECS if "drawn=True" not in spec]
 METHOD_SPECS = LOSS_SPECS + STRATEGY_SPECS
+# What trains for many steps: every method as it comes, and what holds or draws more than its default does.
+RUN_SPECS = [s for s in METHOD_SPECS if s in LOSSES or s in STRATEGY_SPECS or "learn=True" in s or "drawn=True" in s]
 
 
 def signature_of(entry):

@@ -2,15 +2,14 @@
 
 import pytest
 import torch
-from contract.cases import CLASSES, DIM, SURE_SPECS, STRATEGY_SPECS, batch, build, gradients
+from contract.cases import CLASSES, DIM, STRATEGY_SPECS, SURE_SPECS, batch, build, gradients
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nearkin.method import Step
 
-deep = settings(max_examples=12, deadline=None, derandomize=True, database=None)
+deep = settings(max_examples=10, deadline=None, derandomize=True, database=None)
 seeds = st.integers(0, 2**20)
-TOLERANCE = {"rtol": 1e-8, "atol": 1e-9}
 
 
 @st.composite
@@ -18,92 +17,63 @@ def batches(draw):
     return batch(draw(st.integers(2, 10)), classes=draw(st.integers(1, CLASSES)), seed=draw(seeds))
 
 
-def orthogonal(seed):
+def rotation(seed):
+    """A random orthogonal matrix; none for seed 0, which a failing example shrinks to."""
+    if not seed:
+        return torch.eye(DIM, dtype=torch.float64)
     rng = torch.Generator().manual_seed(seed)
     return torch.linalg.qr(torch.randn(DIM, DIM, generator=rng, dtype=torch.float64))[0]
 
 
+def by_class(value, new):
+    """What belongs to class c moved to class new[c]: K rows each of proxies, one entry of what is learnt a class."""
+    grouped = value.unflatten(0, (CLASSES, -1))
+    out = torch.empty_like(grouped)
+    out[new] = grouped
+    return out.flatten(0, 1)
+
+
 def close(a, b):
-    torch.testing.assert_close(a, b, **TOLERANCE)
+    assert torch.allclose(a, b, rtol=1e-8, atol=1e-9), (a, b)
 
 
 @pytest.mark.parametrize("spec", SURE_SPECS)
-def test_permutation_of_the_batch(spec):
+def test_order_axes_and_names_do_not_matter(spec):
+    """Batch permuted, space rotated, classes renamed, all at once: the same loss, and gradients moved likewise."""
+    m, other = build(spec).double(), build(spec).double()
+
     @deep
-    @given(pair=batches(), data=st.data())
-    def check(pair, data):
-        m = build(spec).double()
+    @given(pair=batches(), data=st.data(), turn=seeds, names=st.permutations(range(CLASSES)))
+    def check(pair, data, turn, names):
         order = torch.tensor(data.draw(st.permutations(range(len(pair.y)))))
-        loss, grad, own = gradients(m, *pair)
-        loss2, grad2, own2 = gradients(m, pair.x[order], pair.y[order])
-        close(loss2, loss)
-        close(grad2, grad[order])
-        for name in own:
-            close(own2[name], own[name])
+        q, new = rotation(turn), torch.tensor(names)
 
-    check()
-
-
-@pytest.mark.parametrize("spec", SURE_SPECS)
-def test_rotation_of_the_space(spec):
-    @deep
-    @given(pair=batches(), turn=seeds)
-    def check(pair, turn):
-        m, turned = build(spec).double(), build(spec).double()
-        q = orthogonal(turn)
-        if m.proxies is not None:
-            with torch.no_grad():
-                turned.proxies.vectors.copy_(m.proxies.vectors @ q)
-        loss, grad, own = gradients(m, *pair)
-        loss2, grad2, own2 = gradients(turned, pair.x @ q, pair.y)
-        close(loss2, loss)
-        close(grad2, grad @ q)
-        for name in own:
-            close(own2[name], own[name] @ q if name == "proxies.vectors" else own[name])
-
-    check()
-
-
-@pytest.mark.parametrize("spec", SURE_SPECS)
-def test_relabelling(spec):
-    """Class c becomes class p[c], and takes along whatever the method holds a class: proxies, boundaries."""
-
-    @deep
-    @given(pair=batches(), names=st.permutations(range(CLASSES)))
-    def check(pair, names):
-        m, renamed = build(spec).double(), build(spec).double()
-        new = torch.tensor(names)
-
-        def moved(value):
-            """Rows of class c to class p[c], whole groups of them."""
-            if not value.ndim or len(value) % CLASSES:
-                return value
-            grouped = value.unflatten(0, (CLASSES, -1))
-            out = torch.empty_like(grouped)
-            out[new] = grouped
-            return out.flatten(0, 1)
+        def moved(name, value):
+            value = by_class(value, new)
+            return value @ q if name == "proxies.vectors" else value
 
         with torch.no_grad():
-            for (_, old), (_, target) in zip(m.named_parameters(), renamed.named_parameters(), strict=True):
-                target.copy_(moved(old))
+            for (name, old), target in zip(m.named_parameters(), other.parameters(), strict=True):
+                target.copy_(moved(name, old))
         loss, grad, own = gradients(m, *pair)
-        loss2, grad2, own2 = gradients(renamed, pair.x, new[pair.y])
+        loss2, grad2, own2 = gradients(other, pair.x[order] @ q, new[pair.y[order]])
         close(loss2, loss)
-        close(grad2, grad)
+        close(grad2, grad[order] @ q)
         for name in own:
-            close(own2[name], moved(own[name]))
+            close(own2[name], moved(name, own[name]))
 
     check()
 
 
 @pytest.mark.parametrize("spec", STRATEGY_SPECS)
-def test_permutation_after_a_few_steps_of_a_strategy(spec):
+def test_order_does_not_matter_after_a_few_steps_of_a_strategy(spec):
+    m = build(spec).double()
+    for seed in range(4):
+        m.after_step(Step(*batch(seed=seed)))
+
     @deep
     @given(pair=batches(), data=st.data())
     def check(pair, data):
-        m = build(spec).double()
-        for seed in range(4):
-            m.after_step(Step(*batch(seed=seed)))
         order = torch.tensor(data.draw(st.permutations(range(len(pair.y)))))
         loss, grad, _ = gradients(m, *pair)
         loss2, grad2, _ = gradients(m, pair.x[order], pair.y[order])

@@ -17,7 +17,9 @@ SECTIONS = ("Symbols", "Settings", "Departures", "Relations")
 def test_every_loss_has_an_oracle_and_settings(name):
     assert name in oracles.ORACLES, f"write oracles.{name}, naively, from the paper"
     assert name in oracles.SETTINGS, f"say in oracles.SETTINGS which options of {name} are tried"
-    assert name in oracles.LARGE, f"say in oracles.LARGE what drives {name}'s exponent to ±100, {{}} where there is none"
+    assert name in oracles.LARGE, (
+        f"say in oracles.LARGE what drives {name}'s exponent to ±100, {{}} where there is none"
+    )
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
@@ -61,7 +63,9 @@ def test_the_signature_is_a_schema(name):
 def test_a_paper_class_is_final(name):
     entry = {**LOSSES, **STRATEGIES}[name]
     assert not entry.__subclasses__()
-    assert len(entry.__mro__) - len(entry.__mro__[entry.__mro__.index(importlib.import_module("torch").nn.Module) :]) == 3
+    assert (
+        len(entry.__mro__) - len(entry.__mro__[entry.__mro__.index(importlib.import_module("torch").nn.Module) :]) == 3
+    )
 
 
 @pytest.mark.parametrize("name", [*LOSSES, *STRATEGIES])

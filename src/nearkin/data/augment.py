@@ -127,14 +127,15 @@ class Affine:
     def __call__(self, pixels: Pixels, rng: Generator) -> Tensor:
         square = central(pixels, self.size)
         draws = _draws(pixels, 5, rng)
-        angle, zoom, dx, dy = (2 * draws[:, :4] - 1).unbind(1)
+        angle, zoom, dx, dy = (2 * draws[:, :4, None, None] - 1).unbind(1)  # [B, 1, 1] each, -1 … 1
         angle, zoom = self.rotate * angle, 1 + self.scale * zoom
-        mirror = torch.where(self.flip & (draws[:, 4] < 0.5), -1.0, 1.0)
+        mirror = torch.where(self.flip & (draws[:, 4, None, None] < 0.5), -1, 1)
         cos, sin = zoom * angle.cos(), zoom * angle.sin()
-        rows = (cos * mirror, -sin, self.shift * dx, sin * mirror, cos, self.shift * dy)
-        theta = torch.stack(rows, 1).view(-1, 2, 3)
+        x = (2 * torch.arange(self.size, device=square.device) + 1) / self.size - 1  # middles of pixels in -1 … 1
+        y, x = x[:, None], mirror * x
+        # Where each output is read from; written out, since affine_grid takes three times as long as all the rest.
+        grid = torch.stack([cos * x - sin * y + self.shift * dx, sin * x + cos * y + self.shift * dy], 3)
         with torch.autocast(square.device.type, enabled=False):
-            grid = F.affine_grid(theta, list(square.shape), align_corners=False)
             warped = F.grid_sample(square.float(), grid, padding_mode="reflection", align_corners=False)
         return self.finish(warped)
 
@@ -249,7 +250,10 @@ class _Finish:
         if x.shape[1] != len(self.factor):
             raise NearkinError(f"Images of {x.shape[1]} channels do not fit a network that expects {len(self.factor)}.")
         if x.device not in self.there:
-            self.there[x.device] = self.factor.to(x.device), self.offset.to(x.device)
+            self.there[x.device] = (
+                self.factor.to(x.device, non_blocking=True),
+                self.offset.to(x.device, non_blocking=True),
+            )
         factor, offset = self.there[x.device]
         done = (x * factor).add_(offset)
         return (done.flip(1) if self.bgr else done).contiguous()

@@ -1,0 +1,313 @@
+"""The table of a suite: the paper's numbers beside ours, and everything one has to know to compare them.
+
+Ours are means over seeds with their standard error. ↑ and ↓ mark rows that differ from the suite's baseline by a paired
+t-test over the seeds both have, corrected by Holm over the rows compared; nothing is ever marked against a paper.
+"""
+
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from rich.console import Group
+from rich.text import Text
+
+from nearkin.bench import Board
+from nearkin.evaluate.statistics import Comparison, Summary, against, summary
+from nearkin.report.tables import markdown_table, terminal_table
+from nearkin.runs import Json
+from nearkin.suites import Part, Published, Row
+
+LEVEL = 0.05
+NOTHING = "–"
+CHOSEN = {
+    "last": "the last epoch",
+    "validation": "the best on held-out training classes",
+    "test": "the best ON THE TEST SET",
+}
+
+
+class SuiteTable(NamedTuple):
+    """A table of one data set, in words; every format is made of it."""
+
+    title: str
+    header: list[str]
+    cells: list[list[str]]
+    notes: list[str]
+
+
+class _Ours(NamedTuple):
+    """A row's finished runs, by seed."""
+
+    runs: Mapping[int, Json]
+    which: str  # the scores that count: "scores", or "before" training
+
+    def values(self, metric: str) -> dict[int, float]:
+        return {seed: run[self.which][metric] for seed, run in self.runs.items() if metric in run[self.which]}
+
+
+def suite_tables(board: Board) -> list[SuiteTable]:
+    """One table a data set of the suite."""
+    return [_table(board, part) for part in board.sheet.suite.parts.values()]
+
+
+def _table(board: Board, part: Part) -> SuiteTable:
+    suite = board.sheet.suite
+    ours = {row.name: _finished(board, row, part) for row in suite.rows.values()}
+    rows = [row for row in _sorted(board, ours) if part.name in row.methods or part.name in row.paper]
+    tests = {metric: _tests(suite.baseline, ours, metric) for metric in part.metrics}
+    published = list(dict.fromkeys(m for row in rows for m in row.paper.get(part.name, {})))
+    main = _main_metric(suite.sort, part)
+    columns: list[tuple[str, Callable[[Row], str]]] = [("", lambda row: row.name)]
+    if published:
+        columns.append(("paper's network", lambda row: _network(row) if part.name in row.paper else ""))
+    for metric in dict.fromkeys([*part.metrics, *published]):
+        if metric in published:
+            columns.append((f"{metric} paper", _paper_cell(part, metric, _decimals(rows, part))))
+        if metric in part.metrics:
+            columns.append((f"{metric} ours" if published else metric, _our_cell(ours, metric, tests[metric])))
+    if any(run.runs for run in ours.values()):
+        columns += [("seeds", lambda row: str(len(ours[row.name].runs) or "")), ("time", _time_cell(ours))]
+        if tests[main]:
+            columns.append((f"{main} less {suite.baseline}", _test_cell(tests[main])))
+    cells = [[cell(row) for _, cell in columns] for row in rows]
+    notes = _notes(board, part, {row.name: ours[row.name] for row in rows}, tests)
+    return SuiteTable(f"{suite.title} ({part.name})", [name for name, _ in columns], cells, notes)
+
+
+def _finished(board: Board, row: Row, part: Part) -> _Ours:
+    cells = [cell for cell in board.sheet.cells if (cell.row, cell.data) == (row.name, part.name)]
+    runs = {cell.seed: board.results[cell.id] for cell in cells if cell.id in board.results}
+    return _Ours(runs, "before" if row.scores == "before" else "scores")
+
+
+def _sorted(board: Board, ours: Mapping[str, _Ours]) -> list[Row]:
+    """The suite's order, or by our mean of one metric, rows without it last."""
+    suite = board.sheet.suite
+
+    def place(row: Row) -> float:
+        mean = summary(list(ours[row.name].values(suite.sort).values())).mean
+        return math.inf if math.isnan(mean) else -mean
+
+    return sorted(suite.rows.values(), key=place) if suite.sort else list(suite.rows.values())
+
+
+def _main_metric(sort: str, part: Part) -> str:
+    return next((m for m in (sort, "MAP@R") if m in part.metrics), part.metrics[0])
+
+
+def _tests(baseline: str, ours: Mapping[str, _Ours], metric: str) -> dict[str, Comparison]:
+    scores = {name: run.values(metric) for name, run in ours.items() if run.values(metric)}
+    return against(scores, baseline) if baseline in scores else {}
+
+
+# Cells.
+
+
+def _network(row: Row) -> str:
+    return row.backbone if row.dim is None else f"{row.backbone}, {row.dim}-d"
+
+
+def _decimals(rows: Iterable[Row], part: Part) -> int:
+    """As many as the paper prints."""
+    numbers = [n.value for row in rows for n in row.paper.get(part.name, {}).values()]
+    return max((len(repr(value).partition(".")[2]) for value in numbers), default=1)
+
+
+def _paper_cell(part: Part, metric: str, decimals: int) -> Callable[[Row], str]:
+    def cell(row: Row) -> str:
+        number: Published | None = row.paper.get(part.name, {}).get(metric)
+        if number is None:
+            return NOTHING if row.paper else ""
+        spread = "" if number.spread is None else f" ± {number.spread:g}"
+        return f"{number.value:.{decimals}f}{spread}"
+
+    return cell
+
+
+def _our_cell(ours: Mapping[str, _Ours], metric: str, tests: Mapping[str, Comparison]) -> Callable[[Row], str]:
+    def cell(row: Row) -> str:
+        if not row.methods:
+            return ""
+        found = summary(list(ours[row.name].values(metric).values()))
+        return f"{_mean(found)}{_mark(tests.get(row.name))}" if found.n else NOTHING
+
+    return cell
+
+
+def _mean(found: Summary) -> str:
+    return f"{found.mean:.2f}" if found.n < 2 else f"{found.mean:.2f} ± {found.error:.2f}"
+
+
+def _mark(test: Comparison | None) -> str:
+    if test is None or not test.p < LEVEL:  # NaN is not below
+        return ""
+    return " ↑" if test.difference > 0 else " ↓"
+
+
+def _test_cell(tests: Mapping[str, Comparison]) -> Callable[[Row], str]:
+    def cell(row: Row) -> str:
+        test = tests.get(row.name)
+        if test is None or math.isnan(test.p):
+            return NOTHING
+        p = "p < 0.001" if test.p < 0.001 else f"p {test.p:.3f}"
+        return f"{test.difference:+.2f} ({p}, d {test.effect:.1f})".replace("-", "−")
+
+    return cell
+
+
+def _time_cell(ours: Mapping[str, _Ours]) -> Callable[[Row], str]:
+    def cell(row: Row) -> str:
+        times = [run.get("wall") or run["seconds"] for run in ours[row.name].runs.values()]
+        return _duration(sum(times) / len(times)) if times else ""
+
+    return cell
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 99.5:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.1f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+# Notes.
+
+
+def _notes(
+    board: Board, part: Part, ours: Mapping[str, _Ours], tests: Mapping[str, Mapping[str, Comparison]]
+) -> list[str]:
+    suite = board.sheet.suite
+    rows = [suite.rows[name] for name in ours]
+    numbers = [number for row in rows for number in row.paper.get(part.name, {}).values()]
+    runs = [run for own in ours.values() for run in own.runs.values()]
+    notes = [f"Source: {suite.source}."]
+    if suite.paper_select:
+        notes.append(f"What chose the paper's epoch: {suite.paper_select}.")
+    if any(number.spread is not None for number in numbers):
+        notes.append(f"± of the paper: {suite.spread}.")
+    notes += _about_ours(board, runs)
+    others = sorted({run["settings"]["backbone"] for run in runs} - {suite.backbone})
+    if others and numbers:
+        notes.append(
+            f"Our network ({', '.join(others)}) is not the paper's ({suite.backbone}): look at differences between rows, "
+            "not at ours against theirs."
+        )
+    if any(not math.isnan(test.p) for each in tests.values() for test in each.values()):
+        notes.append(
+            f"↑ ↓: better or worse than {suite.baseline} by a paired t-test over shared seeds, with Holm's correction "
+            f"over the rows compared, p < {LEVEL}; what is not marked is not shown to differ. d: Cohen's d_z. "
+            f"{NOTHING}: fewer than two shared seeds, or nothing to tell apart."
+        )
+    notes += _gaps(board, part)
+    notes += [f"{row.name}: {row.note}." for row in rows if row.note]
+    return [*notes, f"{suite.note[0].upper()}{suite.note[1:]}."] if suite.note else notes
+
+
+def _about_ours(board: Board, runs: Sequence[Json]) -> list[str]:
+    if not runs:
+        return ["Ours: no run is finished."]
+
+    def each(what: Callable[[Json], Any]) -> str:
+        return ", ".join(dict.fromkeys(str(what(run)) for run in runs))
+
+    networks = each(lambda r: f"{r['settings']['backbone']} ({r['settings']['weights']} weights)")
+    sizes, dims = each(lambda r: f"{r['settings']['size']} px"), each(lambda r: f"{r['settings']['dim']}-d")
+    notes = [f"Ours: {networks}; {sizes}; {dims}; ± is the standard error over seeds {each(lambda r: r['seed'])}."]
+    notes.append(f"What chose our epoch: {each(lambda r: CHOSEN[r['select']])}.")
+    changed = {k: v for k, v in board.sheet.overrides.items() if k != "device"}
+    if changed:
+        notes.append(f"Changed for all rows: {', '.join(f'{k} = {v}' for k, v in changed.items())}.")
+    commits = each(lambda r: _short(r["commit"]))
+    where = each(lambda r: f"{r['hardware']}, {r['precision']}")
+    notes.append(f"Commit {commits}; {where}; torch {each(lambda r: r['versions']['torch'])}.")
+    return notes
+
+
+def _short(commit: str) -> str:
+    """A commit's first digits; what says that it was changed stays."""
+    return re.sub(r"^([0-9a-f]{10})[0-9a-f]{30}", r"\1", commit)
+
+
+def _gaps(board: Board, part: Part) -> list[str]:
+    sheet, notes = board.sheet, []
+    missing = {row: name for row, name in sheet.missing.items() if part.name in sheet.suite.rows[row].methods}
+    if missing:
+        names = ", ".join(f"{row} ({name})" if name != row else row for row, name in missing.items())
+        notes.append(f"Methods that are not there yet: {names}.")
+    cells = [cell for cell in sheet.cells if cell.data == part.name]
+    failed = {cell.row: board.failed[cell.id] for cell in cells if cell.id in board.failed}
+    notes += [f"{row} failed: {sentence}" for row, sentence in failed.items()]
+    left = len({cell.id for cell in cells} - set(board.results) - set(board.failed))
+    if left:
+        why = (
+            f"give {part.name}:PATH" if part.name in board.without_data else board.stopped or "go on with nearkin bench"
+        )
+        notes.append(f"{left} of {len({cell.id for cell in cells})} runs are not finished: {why}.")
+    return notes
+
+
+# Formats.
+
+
+def terminal(tables: Sequence[SuiteTable]) -> Group:
+    """For a terminal."""
+    parts: list[Any] = []
+    for table in tables:
+        parts.append(terminal_table(table.header, table.cells, title=table.title))
+        parts += [Text(note, style="dim") for note in table.notes]
+        parts.append(Text(""))
+    return Group(*parts)
+
+
+def markdown(tables: Sequence[SuiteTable], *, level: int = 3) -> str:
+    """In Markdown, each table under a heading of that level."""
+    parts = []
+    for table in tables:
+        cells = [[cell.replace("|", "\\|") for cell in row] for row in table.cells]
+        notes = "\n".join(f"- {note}" for note in table.notes)
+        parts.append(f"{'#' * level} {table.title}\n\n{markdown_table(table.header, cells)}\n\n{notes}\n")
+    return "\n".join(parts)
+
+
+def latex(tables: Sequence[SuiteTable]) -> str:
+    """In LaTeX, for the package booktabs."""
+    return "\n".join(_latex(table) for table in tables)
+
+
+def _latex(table: SuiteTable) -> str:
+    lines = [" & ".join(map(_escape, row)) + r" \\" for row in (table.header, *table.cells)]
+    notes = " ".join(map(_escape, table.notes))
+    return "\n".join(
+        [
+            r"\begin{table}",
+            rf"\caption{{{_escape(table.title)}. {notes}}}",
+            rf"\begin{{tabular}}{{l{'r' * (len(table.header) - 1)}}}",
+            r"\toprule",
+            lines[0],
+            r"\midrule",
+            *lines[1:],
+            r"\bottomrule",
+            r"\end{tabular}",
+            r"\end{table}",
+            "",
+        ]
+    )
+
+
+_LATEX = {
+    **{c: rf"\{c}" for c in "&%$#_{}"},
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "±": r"$\pm$",
+    "↑": r"$\uparrow$",
+    "↓": r"$\downarrow$",
+    "−": r"$-$",
+    "–": "--",
+    "<": r"$<$",
+    ">": r"$>$",
+}
+
+
+def _escape(text: str) -> str:
+    return "".join(_LATEX.get(letter, letter) for letter in text)

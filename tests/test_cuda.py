@@ -1,0 +1,65 @@
+"""On a GPU: no method waits for the device in its step, and training, evaluation and resume work there."""
+
+import pytest
+import torch
+
+import nearkin as nk
+from nearkin.method import Step
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+
+@pytest.fixture
+def no_sync():
+    yield lambda: torch.cuda.set_sync_debug_mode("error")
+    torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize("name", sorted({**nk.LOSSES, **nk.STRATEGIES}))
+def test_a_step_never_waits_for_the_device(name, no_sync):
+    method = nk.method(name, classes=12, dim=8).cuda().train()
+    parameters = [p for group in method.groups(1e-2) for p in group["params"]]
+    optimiser = torch.optim.AdamW(parameters, lr=1e-2, fused=True) if parameters else None
+    rng = torch.Generator("cuda").manual_seed(0)
+    x = torch.randn(24, 8, device="cuda", requires_grad=True)
+    y = torch.arange(24, device="cuda") % 12
+    for warm in (True, False):
+        if not warm:
+            no_sync()
+        step = Step(x, y, rng=rng)
+        loss = method.loss(step)
+        loss.backward()
+        if optimiser is not None:
+            optimiser.step()
+            optimiser.zero_grad()
+        method.after_step(step)
+    torch.cuda.set_sync_debug_mode("default")
+    assert loss.isfinite()
+
+
+@pytest.mark.parametrize("name", sorted(nk.LOSSES))
+def test_the_device_computes_what_the_cpu_computes(name):
+    torch.manual_seed(0)
+    method = nk.method(name, classes=12, dim=8)
+    x, y = torch.randn(24, 8), torch.arange(24) % 12
+    here = method(x, y)
+    there = method.cuda()(x.cuda(), y.cuda())
+    if name != "margin":  # which draws its negatives from the device's own generator
+        torch.testing.assert_close(there.cpu(), here, rtol=1e-4, atol=1e-5)
+
+
+def test_metrics_agree_with_the_cpu():
+    torch.manual_seed(0)
+    x, y = torch.randn(700, 16), torch.randint(50, (700,))
+    metrics = ("R@1", "R@10", "P@R", "MAP@R", "nDCG@10")
+    here, there = nk.evaluate(x, y, metrics=metrics), nk.evaluate(x.cuda(), y.cuda(), metrics=metrics)
+    assert dict(there) == pytest.approx(dict(here), abs=0.05)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_training_runs_and_resumes(tmp_path, compiled):
+    settings = {"data": "glyphs(classes=48, samples=6)", "epochs": 3, "batch": 24, "dim": 16, "device": "cuda"}
+    run = nk.train(**settings, compile=compiled, out=tmp_path / "run")
+    assert run.result.exists()
+    run.result.unlink()
+    assert nk.train(out=run.path, resume=True).result.exists()
