@@ -33,7 +33,7 @@ PML = {"precision_at_1": "R@1", "r_precision": "P@R", "mean_average_precision_at
 SOP_ITEMS, SOP_CLASSES = 60_502, 11_316
 
 
-def made(items: int, classes: int, dim: int, *, seed: int = 0, noise: float = 3.2) -> tuple[Tensor, Tensor]:
+def made(items: int, classes: int, dim: int, *, seed: int = 0, noise: float = 2.2) -> tuple[Tensor, Tensor]:
     """Points around class centres, at least two a class; the noise gives scores like those of a trained model."""
     rng = torch.Generator().manual_seed(seed)
     extra = torch.randint(classes, (items - 2 * classes,), generator=rng)

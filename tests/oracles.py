@@ -2,8 +2,9 @@
 
 Each is `oracle(x, y, refs, ref_labels, self_row, *, space, **options) -> float`. `x` and `refs` are raw vectors as
 lists; `self_row[j]` is the batch row that reference j is, −1 where it is none; a reference of label −1 is an empty
-slot. Options are those of the loss; those oracles that take `weights` know what the paper or the header makes of them. `SETTINGS` are the options each loss is tested with besides its defaults, `LARGE`
-options under which what stands in the exponent reaches ±100 on the unit sphere.
+slot. Options are those of the loss; an oracle that takes `weights` knows where the header puts them. `SETTINGS` are the
+options each loss is tried with besides its defaults, `LARGE` options under which what stands in the exponent reaches
+±100 on the unit sphere.
 """
 
 import math

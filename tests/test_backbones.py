@@ -181,13 +181,13 @@ def test_inception_maps_at_other_sizes(size: int, side: int) -> None:
 
 @pytest.fixture(scope="module")
 def bn_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A file laid out as the public one: no counters, batch norms' vectors as [1, C], a classifier."""
+    """A file laid out as the public one: not a zip, no counters, batch norms' vectors as [1, C], a classifier."""
     torch.manual_seed(0)
     state = {key: v for key, v in BNInception().state_dict().items() if "num_batches" not in key}
     state = {key: v[None] if "_bn." in key else v for key, v in state.items()}
     state |= {"last_linear.weight": torch.zeros(1000, 1024), "last_linear.bias": torch.zeros(1000)}
     path = tmp_path_factory.mktemp("weights") / "bn_inception.pth"
-    torch.save(state, path)
+    torch.save(state, path, _use_new_zipfile_serialization=False)
     return path
 
 
@@ -391,9 +391,11 @@ def test_code_in_a_weights_file_never_runs(tmp_path: Path) -> None:
 
 def test_damaged_files(bn_file: Path, tmp_path: Path) -> None:
     whole = bn_file.read_bytes()
+    torch.save({"a": torch.zeros(1000)}, tmp_path / "good.pth")
     save_file({"a": torch.zeros(100)}, tmp_path / "good.safetensors")
     damaged = {
         "cut.pth": whole[: len(whole) // 2],
+        "zip.pth": (tmp_path / "good.pth").read_bytes()[:2000],
         "short.pth": whole[:10],
         "empty.pth": b"",
         "text.pth": b"<html>not found</html>",

@@ -18,7 +18,7 @@ from nearkin.errors import NearkinError
 from nearkin.evaluate.metrics import by_class
 from nearkin.report.progress import Reporter
 from nearkin.results import append_result, merge, query_file, read_queries, read_results
-from nearkin.runs import RunFolder, read_json
+from nearkin.runs import RunFolder, read_json, write_json
 from nearkin.sheet import describe, expand, run_id
 from nearkin.suites import FOLDER, load_suite, suite_names
 
@@ -99,7 +99,7 @@ def test_a_wrong_suite_is_one_sentence(tmp_path, change, sentence):
 
 
 def test_an_unknown_suite_names_the_nearest():
-    with pytest.raises(NearkinError, match="no suite 'vcpa_table'.*Did you mean 'vcpa_table"):
+    with pytest.raises(NearkinError, match=r"no suite 'vcpa_table'.*Did you mean 'vcpa_table"):
         load_suite("vcpa_table")
 
 
@@ -195,7 +195,7 @@ def test_every_method_has_a_row(name):
 
 
 def test_an_id_is_what_decides_the_outcome():
-    base = {"backbone": "conv4", "method": "proxy_anchor", "seed": 0, "epochs": 2}
+    base = {"backbone": "conv4", "method": "proxy_anchor", "seed": 0, "epochs": 2, "lr": 1e-4}
 
     def key(data="glyphs", **more):
         return run_id(describe({**base, **more}, data=data))
@@ -227,7 +227,7 @@ def test_seeds_come_first(tmp_path):
     assert [c.seed for c in expand(load_suite(written(tmp_path)), seeds=[7, 3], rows=["C2"]).cells] == [7, 3]
     with pytest.raises(NearkinError, match="Seeds are different"):
         expand(load_suite(written(tmp_path)), seeds=[1, 1])
-    with pytest.raises(NearkinError, match="no row 'C3'.*'C2'"):
+    with pytest.raises(NearkinError, match=r"no row 'C3'.*'C2'"):
         expand(load_suite(written(tmp_path)), rows=["C3"])
 
 
@@ -314,7 +314,8 @@ def test_a_killed_suite_goes_on_where_it_was(tmp_path):
     suite = written(tmp_path, TINY.replace("epochs = 1", "epochs = 8").replace("seeds = 2", "seeds = 1"))
     out = tmp_path / "out"
     program = (
-        "import importlib, sys; importlib.import_module('nearkin.train').SAVE_SECONDS = 0; from nearkin.bench import bench;"
+        "import importlib, sys; importlib.import_module('nearkin.train').SAVE_SECONDS = 0;"
+        "from nearkin.bench import bench;"
         "bench(sys.argv[1], out=sys.argv[2], rows=['PA'], settings={'device': 'cpu'})"
     )
     process = subprocess.Popen([sys.executable, "-c", program, str(suite), str(out)], env={**os.environ})
@@ -351,7 +352,7 @@ def test_a_run_that_fails_is_named_and_the_others_go_on(tmp_path):
     assert len(found.results) == 1
     assert "A batch of 5000" in found.failed[found.sheet.cells[1].id]
     assert not (tmp_path / "out" / "queries").exists()
-    with pytest.raises(NearkinError, match="No run of tiny could be made.*A batch of 5000"):
+    with pytest.raises(NearkinError, match=r"No run of tiny could be made.*A batch of 5000"):
         bench(written(tmp_path, bad), out=tmp_path / "other", rows=["C2"], seeds=1, settings={"device": "cpu"})
 
 
@@ -359,13 +360,13 @@ def test_where_the_data_lie(tmp_path):
     away = written(
         tmp_path, TINY.replace("[data.glyphs]\nread = ", "[data.cub]\n#").replace("paper.glyphs", "paper.cub")
     )
-    with pytest.raises(NearkinError, match="Say where the data of tiny lie.*cub:PATH"):
+    with pytest.raises(NearkinError, match=r"Say where the data of tiny lie.*cub:PATH"):
         bench(away, out=tmp_path / "out")
-    with pytest.raises(NearkinError, match="no data set 'cup'.*'cub'"):
+    with pytest.raises(NearkinError, match=r"no data set 'cup'.*'cub'"):
         bench(away, out=tmp_path / "out", data=["cup:/somewhere"])
     with pytest.raises(NearkinError, match="write NAME:PATH"):
         bench(away, out=tmp_path / "out", data=["cub"])
-    with pytest.raises(NearkinError, match="No run of tiny could be made.*nowhere"):
+    with pytest.raises(NearkinError, match=r"No run of tiny could be made.*nowhere"):
         bench(away, out=tmp_path / "out", data={"cub": tmp_path / "nowhere"})
 
 
@@ -384,7 +385,7 @@ def test_a_budget_is_read():
 
 
 def test_a_run_that_would_not_fit_is_not_begun(done, tmp_path):
-    suite, out, first = done
+    suite, _, first = done
     records = list(first.results.values())
     slow = [{**r, "wall": 1000.0} for r in records if r["seed"] == 0]
     append_all(tmp_path / "out" / "results.jsonl", slow)
@@ -407,6 +408,8 @@ def test_out_of_time_leaves_a_run_that_goes_on(tmp_path):
     folder = RunFolder(out / "runs" / first.sheet.cells[0].id)
     assert folder.checkpoint.exists()
     epochs = [e for e in folder.events() if e["event"] == "epoch"]
+    config = read_json(folder.config)  # as if it had been begun on another machine
+    write_json(folder.config, {**config, "plan": {**config["plan"], "data": "folder:/elsewhere", "device": "cuda:7"}})
     bench(suite, out=out, budget="3s", settings={"device": "cpu"})
     assert len([e for e in folder.events() if e["event"] == "epoch"]) > len(epochs) > 0
     assert [p.name for p in (out / "runs").iterdir()] == [first.sheet.cells[0].id]

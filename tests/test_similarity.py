@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+from nearkin import similarity
 from nearkin.errors import NearkinError
 from nearkin.similarity import (
     EMPTY,
@@ -165,6 +166,48 @@ def test_zero_vectors_have_finite_gradients_in_every_space():
         relate(x, torch.arange(2), References(some(2, 3), torch.arange(2)), space).s.sum().backward()
         assert x.grad is not None
         assert x.grad.isfinite().all(), space
+
+
+def plain(x, y, refs, space):
+    """What `relate` does, left to autograd."""
+    a, v = project(x, space), project(refs.vectors, space)
+    return pairwise(a, v, space), a, v
+
+
+@pytest.mark.parametrize("block", [1, 20, 2**21])
+@pytest.mark.parametrize("space", SPACES)
+def test_gradients_are_those_of_the_plain_product(space, block, monkeypatch):
+    """`relate` has a gradient of its own, in blocks of references: of s alone, of the vectors alone, and of both."""
+    monkeypatch.setattr(similarity._Compare, "BLOCK", block)
+    x, w = some(3, 4, scale=0.7).requires_grad_(), some(7, 4, seed=1, scale=0.6).requires_grad_()
+    with torch.no_grad():
+        w[2], w[3] = 0, 1e-9  # below the floor of the cosine
+    norms = torch.linalg.vector_norm(w.detach(), dim=1)
+    assert norms.min() < 1 < norms.max()
+    refs, y = References(w, torch.arange(7)), torch.arange(3)
+    ds, da, dv = some(3, 7, seed=2), some(3, 4, seed=3), some(7, 4, seed=4)
+    for use in ((1, 0, 0), (0, 0, 1), (1, 1, 1)):
+
+        def scalar(s, a, v, use=use):
+            return use[0] * (s * ds).sum() + use[1] * (a * da).sum() + use[2] * (v * dv).sum()
+
+        r = relate(x, y, refs, space)
+        got = torch.autograd.grad(scalar(r.s, r.x, r.vectors), (x, w), allow_unused=True, materialize_grads=True)
+        want = torch.autograd.grad(scalar(*plain(x, y, refs, space)), (x, w), allow_unused=True, materialize_grads=True)
+        for g, expected in zip(got, want, strict=True):
+            torch.testing.assert_close(g, expected, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("space", SPACES)
+def test_gradients_reach_one_side_alone_and_both_where_they_are_the_same(space):
+    x, w, y = some(3, 4), some(5, 4, seed=1), torch.arange(3)
+    for left, right in ((True, False), (False, True)):
+        a, b = x.clone().requires_grad_(left), w.clone().requires_grad_(right)
+        relate(a, y, References(b, torch.arange(5)), space).s.square().sum().backward()
+        assert (a.grad is not None) == left
+        assert (b.grad is not None) == right
+    both = x.clone().requires_grad_()
+    assert torch.autograd.gradcheck(lambda z: relate(z, y, batch_references(z, y), space).s, both)
 
 
 def test_an_unknown_space_is_named_with_the_nearest():

@@ -67,7 +67,7 @@ def test_a_call_prints_as_what_it_reads(text):
     ],
 )
 def test_what_is_no_spec_is_refused_in_a_sentence(text):
-    with pytest.raises(NearkinError, match="^Cannot read") as caught:
+    with pytest.raises(NearkinError, match=r"^Cannot read") as caught:
         parse(text)
     assert str(caught.value).endswith(".")
     assert "\n" not in str(caught.value)

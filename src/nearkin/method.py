@@ -100,6 +100,9 @@ class Method(nn.Module):
         check_batch(x, y, classes=self.known_classes)
         return self.loss(Step(x, y))
 
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
+        return super()._apply(never_lower(fn), recurse)  # type: ignore[no-untyped-call]
+
 
 class Loss(Method):
     """An objective against references: the batch itself, or proxies where there are any."""

@@ -55,7 +55,7 @@ class Plan:
     weight_decay: float = setting(1e-4, "Weight decay, on everything.")
     momentum: float = setting(0.9, "Momentum of sgd and rmsprop.")
     warmup: int = setting(1, "Epochs at the beginning with the trunk frozen.")
-    batch_norm: BatchNorm = setting("freeze", "Batch norm: all frozen, only its statistics frozen, or trained.")
+    batch_norm: BatchNorm = setting("freeze-stats", "Batch norm: all frozen, only its statistics frozen, or trained.")
     schedule: Schedule = setting("step", "Learning-rate schedule; plateau looks at held-out training classes.")
     decay: float = setting(0.5, "Factor of a step or a plateau.")
     decay_every: int = setting(10, "Epochs between steps; checks without progress before a plateau's.")

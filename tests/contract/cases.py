@@ -124,24 +124,24 @@ class Blobs(NamedTuple):
         labels = torch.arange(classes).repeat_interleave(each)
         centres = torch.nn.functional.normalize(torch.randn(classes, signal, generator=rng), dim=1)
         close = centres[labels] + 0.1 * torch.randn(len(labels), signal, generator=rng)
-        return Blobs(torch.cat([close, torch.randn(len(labels), noise, generator=rng)], dim=1), labels)
+        return Blobs(torch.cat([close, 0.6 * torch.randn(len(labels), noise, generator=rng)], dim=1), labels)
 
 
 class Run:
     """The loop of a training run on blobs with all six verbs; what it needs to go on is `state`."""
 
-    def __init__(self, spec, *, seed=0, lr=0.02):
+    def __init__(self, spec, *, seed=0, lr=0.05):
         torch.manual_seed(seed)
         self.blobs = Blobs.make()
         self.model = torch.nn.Linear(self.blobs.points.shape[1], 8)
         self.method = method(spec, classes=8, dim=8)
         self.method.bind(self.model)
-        groups = [{"params": list(self.model.parameters()), "lr": lr}, *self.method.groups(lr)]
+        groups = [{"params": list(self.model.parameters()), "lr": lr}, *self.method.groups(lr / 50)]
         self.optimiser = torch.optim.Adam(groups)
-        self.size = 4 * (self.method.images_per_class or 4)
+        self.size = 8 * (self.method.images_per_class or 4)
         self.rng, self.done, self.losses = torch.Generator().manual_seed(9), 0, []
 
-    def embed(self, index=None, *, augment=False):
+    def embed(self, index=None, *, augment=False):  # noqa: ARG002
         with torch.no_grad():
             return self.model(self.blobs.points if index is None else self.blobs.points[index])
 

@@ -38,12 +38,11 @@ def all_different():
 
 
 def duplicates():
-    x, y = random()
-    return x[[0, 0, 0, 0, 1, 1, 1, 1]], torch.tensor([0, 0, 1, 1, 2, 2, 2, 3])
+    return random().x[[0, 0, 0, 0, 1, 1, 1, 1]], torch.tensor([0, 0, 1, 1, 2, 2, 2, 3])
 
 
 def opposites():
-    x, y = random(2)
+    x = random(2).x
     return torch.cat([x, -x, x, -x]), torch.tensor([0, 0, 0, 0, 1, 1, 1, 1])
 
 

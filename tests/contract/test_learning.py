@@ -6,9 +6,9 @@ from contract.cases import RUN_SPECS, Run
 
 @pytest.mark.parametrize("spec", RUN_SPECS)
 def test_neighbours_become_kin(spec):
-    run = Run(spec, lr=0.02)
+    run = Run(spec)
     before = run.neighbours()
-    run.steps(40)
+    run.steps(60)
     after = run.neighbours()
     assert before < 60
     assert after > before + 20, f"{before:.0f} → {after:.0f} % of nearest neighbours are kin"

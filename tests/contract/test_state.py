@@ -12,8 +12,8 @@ from nearkin.method import Step
 
 def assert_same(a, b):
     assert a.keys() == b.keys()
-    for key, value in a.items():
-        assert torch.equal(value, b[key]), key
+    for key in a:
+        assert torch.equal(a[key], b[key]), key
 
 
 def stepped(spec, *, seed=0, steps=3):

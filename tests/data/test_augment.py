@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from nearkin.data.augment import (
     AUGMENTS,
     TRIES,
-    Box,
+    Boxes,
     Normalise,
     augment,
     central,
@@ -46,18 +46,17 @@ def cut(image: Tensor, box: tuple[int, int, int, int], size: tuple[int, int]) ->
     return F.interpolate(part, size=size, mode="bilinear", antialias=True)[0]
 
 
-def axis(starts: list[int], extents: list[int], outputs: int) -> Box:
-    return Box(torch.tensor(starts).float(), torch.tensor(extents).float(), outputs)
+def boxes_of(boxes: list[tuple[int, int, int, int]], outputs: int) -> Boxes:
+    y, x, h, w = torch.tensor(boxes).float().unbind(1)
+    return Boxes(torch.stack([y, x], 1), torch.stack([h, w], 1), outputs)
 
 
 @pytest.mark.parametrize("size", [8, 16, 31, 50])
 def test_crop_is_cutting_out_then_resizing(size: int) -> None:
     boxes = [(0, 0, 40, 64), (3, 5, 9, 20), (10, 0, 30, 1), (0, 23, 1, 41), (39, 63, 1, 1), (7, 11, 16, 16)]
     pixels = photos([(40, 64)] * len(boxes))
-    y = axis([b[0] for b in boxes], [b[2] for b in boxes], size)
-    x = axis([b[1] for b in boxes], [b[3] for b in boxes], size)
     flip = torch.tensor([False, True, False, True, False, True])
-    got = crop(pixels.canvas, y, x, size=size, flip=flip)
+    got = crop(pixels.canvas, boxes_of(boxes, size), size=size, flip=flip)
     for image, box, mirrored, one in zip(pixels.canvas, boxes, flip, got, strict=True):
         want = cut(image, box, (size, size))
         torch.testing.assert_close(one.double(), want.flip(2) if mirrored else want, atol=2e-3, rtol=0)
@@ -65,19 +64,19 @@ def test_crop_is_cutting_out_then_resizing(size: int) -> None:
 
 def test_crop_reads_nothing_outside_the_box() -> None:
     pixels = photos([(40, 64)])
-    y, x = axis([8], [16], 12), axis([8], [16], 12)
-    before = crop(pixels.canvas, y, x, size=12, flip=torch.tensor([False]))
+    boxes = boxes_of([(8, 8, 16, 16)], 12)
+    before = crop(pixels.canvas, boxes, size=12, flip=torch.tensor([False]))
     inside = pixels.canvas[:, :, 8:24, 8:24].clone()
     pixels.canvas.fill_(255)
     pixels.canvas[:, :, 8:24, 8:24] = inside
-    assert torch.equal(before, crop(pixels.canvas, y, x, size=12, flip=torch.tensor([False])))
+    assert torch.equal(before, crop(pixels.canvas, boxes, size=12, flip=torch.tensor([False])))
 
 
 def test_squashed_crop_is_squashing_then_cutting() -> None:
     pixels = photos([(32, 64), (50, 32), (32, 32)])
     draws = torch.tensor([[0.0, 0.99999], [0.5, 0.3], [0.7, 0.0]])
-    y, x = squashed_boxes(pixels.size, draws, short=32, size=28)
-    got = crop(pixels.canvas, y, x, size=28, flip=torch.tensor([False, False, True]))
+    boxes = squashed_boxes(pixels.size, draws, short=32, size=28)
+    got = crop(pixels.canvas, boxes, size=28, flip=torch.tensor([False, False, True]))
     corners = [(0, 4), (2, 1), (3, 0)]  # floor(u · 5)
     for b, (top, left) in enumerate(corners):
         h, w = pixels.size[b].tolist()
@@ -109,8 +108,8 @@ def test_resized_boxes_follow_the_definition(scale: tuple[float, float], ratio: 
     rng = Generator().manual_seed(1)
     sizes = torch.randint(20, 60, (400, 2), generator=rng)
     draws = torch.rand(400, 2 * TRIES + 2, generator=rng, dtype=torch.float64)
-    y, x = resized_boxes(sizes, draws, scale=scale, ratio=ratio, size=16)
-    got = torch.stack([y.start, x.start, y.extent, x.extent], 1).long().tolist()
+    boxes = resized_boxes(sizes, draws, scale=scale, ratio=ratio, size=16)
+    got = torch.cat([boxes.start, boxes.extent], 1).long().tolist()
     for (h, w), u, box in zip(sizes.tolist(), draws.tolist(), got, strict=True):
         assert box == naive_box(h, w, u, scale, ratio)
 
@@ -120,24 +119,22 @@ def test_resized_boxes_have_the_right_distribution() -> None:
     rng = Generator().manual_seed(2)
     draws = torch.rand(count, 2 * TRIES + 2, generator=rng)
     sizes = torch.full((count, 2), 1000)
-    y, x = resized_boxes(sizes, draws, scale=(0.1, 0.5), ratio=(0.5, 2.0), size=16)
-    area = y.extent * x.extent / 1e6
-    shape = (x.extent / y.extent).log() / math.log(2)  # all tries fit: uniform in -1 … 1
+    boxes = resized_boxes(sizes, draws, scale=(0.1, 0.5), ratio=(0.5, 2.0), size=16)
+    area = boxes.extent.prod(1) / 1e6
+    shape = (boxes.extent[:, 1] / boxes.extent[:, 0]).log2()  # all tries fit: uniform in -1 … 1
     for values, low, high in ((area, 0.1, 0.5), (shape, -1.0, 1.0)):
         ranks = (values.sort().values - low) / (high - low)
         assert (ranks - torch.linspace(0, 1, count)).abs().max() < 1.63 / math.sqrt(count) + 2e-3  # Kolmogorov, 1 %
-    room = 1000 - y.extent
-    assert abs((y.start / room).mean() - 0.5) < 0.01
-    assert (y.start <= room).all()
-    assert ((x.start + x.extent) <= 1000).all()
+    room = 1000 - boxes.extent
+    assert ((boxes.start / room).mean(0) - 0.5).abs().max() < 0.01
+    assert (boxes.start <= room).all()
 
 
 def test_draws_next_to_one_stay_inside() -> None:
     draws = torch.full((1, 2 * TRIES + 2), 1 - 2**-24)
     for side in (513, 1000, 1025):
-        y, x = resized_boxes(torch.tensor([[side, side]]), draws, scale=(0.2, 0.3), ratio=(1.0, 1.0), size=16)
-        assert float(y.start + y.extent) <= side
-        assert float(x.start + x.extent) <= side
+        boxes = resized_boxes(torch.tensor([[side, side]]), draws, scale=(0.2, 0.3), ratio=(1.0, 1.0), size=16)
+        assert (boxes.start + boxes.extent == side).all()
 
 
 def test_central_square_is_where_rounding_puts_it() -> None:

@@ -54,7 +54,7 @@ def test_the_same_bits_in_another_process(small, tmp_path):
     source = str(Path(sys.modules["nearkin.data.glyphs"].__file__).parents[2])
     environment = {**os.environ, "PYTHONHASHSEED": "7", "OMP_NUM_THREADS": "2", "PYTHONPATH": source}
     command = [sys.executable, "-c", DIGEST, SMALL, str(tmp_path)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=120)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=300)
     assert done.stdout.strip() == digest(small)
 
 

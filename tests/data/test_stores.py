@@ -76,7 +76,7 @@ def test_tiles_hold_any_image(channels: int) -> None:
     for image, a, n in zip(images, first.tolist(), count.tolist(), strict=True):
         write_tiles(image, tiles[a : a + n])
     canvas = canvas_for(size, channels)
-    assert canvas == (channels, 16, 64)
+    assert canvas == (channels, 16, 48)
     index = torch.tensor([3, 0, 2, 2, 1])
     check(unpack(Packed(tiles, first, size).rows(index), canvas), [images[n] for n in index.tolist()])
 

@@ -70,6 +70,18 @@ def test_both_ways_of_counting_agree_with_the_oracle(few: int, monkeypatch: pyte
         assert_same(ours, {name: expected[name] for name in metrics})
 
 
+@pytest.mark.parametrize("metrics", [("R@1",), ("P@R", "MAP@R"), naive.METRICS])
+def test_the_gpu_s_way_of_counting_agrees_with_the_oracle(
+    metrics: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on_gpu = ranks_module._above_on_gpu
+    monkeypatch.setattr(ranks_module, "_above", lambda block, scores, bound: on_gpu(block, scores, int(bound.max())))
+    x, y = integers(50, 12, seed=10)
+    expected = naive.per_query(x, y, x, y, list(range(50)), "inner")
+    ours = evaluate(x, y, metrics=metrics, per_query=True, space="inner")
+    assert_same(ours, {name: expected[name] for name in metrics})
+
+
 @pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize("rows", [1, 7, 64, 1000])
 def test_block_size_and_threads_do_not_matter(rows: int, threads: int, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -97,6 +97,28 @@ def test_triplets_are_counted_without_being_listed(kind, seed, semi_hard):
 
 
 @KINDS
+def test_probabilities_are_one_over_the_density_of_distances(kind):
+    r = relation(kind, 0)
+    d = distance(r)
+    p = probabilities(r, d, cutoff=0.7, upper=1.3)
+    for i in range(len(r.rows)):
+        far = {j: max(float(d[i, j]), 0.7) for j in sides(r, i)[1] if d[i, j] < 1.3}
+        omega = {j: 1 / (z**3 * (1 - z * z / 4)) for j, z in far.items()}  # D = 5: z^(D − 2), power (D − 3)/2 = 1
+        for j, w in omega.items():
+            assert float(p[i, j]) == pytest.approx(w / sum(omega.values()))
+        assert float(p[i].sum()) == pytest.approx(float(r.neg[i].any()))
+
+
+def test_a_draw_takes_the_column_whose_share_holds_it():
+    p = torch.tensor([[0.0, 0.25, 0.0, 0.75, 0.0]])
+    each = torch.tensor([[True, False, False, False, False]])
+    for u, column in ((0.0, 1), (0.2, 1), (0.25, 3), (0.9, 3), (1.0 - 2**-24, 3)):
+        drawn = draw(p, each, torch.full_like(p, u))
+        assert drawn.nonzero().tolist() == [[0, column]]
+        assert drawn.sum() == 1
+
+
+@KINDS
 def test_draws_follow_the_probabilities(kind):
     """As many draws as positives; over many steps each negative as often as its probability says."""
     r = relation(kind, 1)

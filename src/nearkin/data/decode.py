@@ -177,13 +177,15 @@ def _pillow(image: Image.Image, path: Path) -> Bytes:
     if image.mode == "F":
         raise BadImage(path, "floating-point pixels have no known range")
     try:
+        image.load()
         if image.mode.startswith("I"):
             deep = np.asarray(image).astype(np.int64).clip(0, 65535)
             return ((deep + 128) // 257).astype(np.uint8)[:, :, None]
         if image.has_transparency_data:
             image = image.convert("RGBA")
             image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
-        image = image.convert("L" if image.mode in ("1", "L") else "RGB")
+        if image.mode not in ("L", "RGB"):  # converting to the mode it has would copy it
+            image = image.convert("L" if image.mode == "1" else "RGB")
     except Exception as error:  # truncated data, broken streams, codecs that are not there: readers raise many kinds
         reason = "it is truncated" if "truncated" in str(error) else f"its pixels cannot be decoded ({_short(error)})"
         raise BadImage(path, reason) from None

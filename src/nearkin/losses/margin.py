@@ -9,6 +9,7 @@ Kin are to be nearer than a boundary, others farther, by a margin each; negative
     distance  t_ij = |P_i| p_ij,  p_ij = ω_ij / Σ_{k∈N_i} ω_ik                                          (expected)
               or how often j comes up in |P_i| independent draws from p_i                               (`drawn=True`)
               log ω_ij = −(D−2) log δ_ij − (D−3)/2 log(1 − δ_ij²/4),  δ_ij = max(d_ij, `cutoff`)
+              (1 − δ²/4 at least 1e-6)
               ω_ij = 0 where d_ij ≥ `upper`; where that leaves a row nothing, ω_ij = 1 for all of N_i
 
 Symbols
@@ -24,7 +25,7 @@ Settings
 
 Departures
     The paper draws one negative for each positive; by default we take the mean over those draws in place of one
-    draw: the same gradient on average without its noise. `drawn=True` draws with replacement; a draw is a function of
+    draw: the same sums on average without their noise. `drawn=True` draws with replacement; a draw is a function of
     the row, the column and the number of steps so far, a buffer that `after_step` moves, so that a run resumes with
     the draws it would have had. The paper also adds a β of all classes and one of each image, and β has a learning
     rate of its own; we have one of each class, at the model's rate.

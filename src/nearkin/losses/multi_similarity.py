@@ -4,8 +4,8 @@ Every sample weighs its positives and negatives by their own similarity and by t
 
     L = 1/B Σ_i ( 1/α log(1 + Σ_{j∈P_i} exp(−α(s_ij − λ))) + 1/β log(1 + Σ_{j∈N_i} exp(β(s_ij − λ))) )        (1)
 
-    mining:  keep j ∈ P_i where s_ij − ε < max_{k∈N_i} s_ik                                                   (2)
-             keep j ∈ N_i where s_ij + ε > min_{k∈P_i} s_ik                                                   (3)
+    mining:  keep j ∈ P_i where s_ij < max_{k∈N_i} s_ik + ε                                                   (2)
+             keep j ∈ N_i where s_ij > min_{k∈P_i} s_ik − ε                                                   (3)
 
 Symbols
     B rows; P_i, N_i references of the same and of other classes than sample i; s cosine similarity; α, β scales;
@@ -36,8 +36,8 @@ from nearkin.similarity import Relation, largest, log1p_sum_exp, smallest, total
 def mined(r: Relation, *, epsilon: float) -> tuple[Tensor, Tensor]:
     """Masks of the positives and the negatives that are worth learning from."""
     s = r.s.detach()
-    pos = r.pos & (s - epsilon < largest(s, r.neg, by="row")[:, None])  # Eq. 2
-    neg = r.neg & (s + epsilon > smallest(s, r.pos, by="row")[:, None])  # Eq. 3
+    pos = r.pos & (s < (largest(s, r.neg, by="row") + epsilon)[:, None])  # Eq. 2
+    neg = r.neg & (s > (smallest(s, r.pos, by="row") - epsilon)[:, None])  # Eq. 3
     return pos, neg
 
 

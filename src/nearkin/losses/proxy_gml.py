@@ -3,7 +3,7 @@ NeurIPS 2020.
 
 Each sample is joined to its own proxies and the few nearest others, and classified by what those vote for.
 
-    k = max(⌈r·C·K⌉, K), at most C·K                                                                     (1)
+    k = max(⌈r·C·K⌉, K + 1), at most C·K                                                                 (1)
     Ψ_i = the k proxies j with the largest s_ij + 1000·[c_j = c_i]                                       (2)
     Z_ic = Σ_{j∈Ψ_i, c_j=c} s_ij;   M_i = the classes c with a proxy in Ψ_i                              (3)
     L_s = 1/|X'| Σ_{i∈X'} −log( e^{λ Z_i,c_i} / Σ_{c∈M_i} e^{λ Z_ic} )                                   (4)
@@ -26,7 +26,8 @@ Settings
     K = 1, μ = 0, × 3,000 for SOP. Adam with ε = 0.01, weight decay 1e-4, batch 32, 50 epochs, × 0.1 at 20 and 40.
 
 Departures
-    k is at least K, so that a class's own proxies are always all in; the authors' code takes ⌈r·C·K⌉.
+    k is at least K + 1, so that a class's own proxies are all in and one other to tell them from, with however few
+    classes; the authors' code takes ⌈r·C·K⌉.
     A class is out of M_i where none of its proxies is in Ψ_i; the authors' code tests Z_ic = 0. Their 1e-8 and 1e-20
     inside the softmax and its logarithm are left out.
     `over`: with very many classes Eq. 6 over all proxies is C·K × C numbers.
@@ -53,7 +54,7 @@ Over = Literal["auto", "all", "batch"]
 def joined(r: Relation, *, ratio: float) -> Tensor:
     """Who is joined to whom [B, R]: Ψ of Eq. 2."""
     R = r.s.shape[1]
-    k = min(max(math.ceil(ratio * R), r.per_class, 1), R)  # Eq. 1
+    k = min(max(math.ceil(ratio * R), max(r.per_class, 1) + 1), R)  # Eq. 1
     known = r.pos | r.neg
     order = torch.where(known, r.s.detach() + 1000 * r.pos, -torch.inf)
     return torch.zeros_like(known).scatter_(1, order.topk(k, dim=1).indices, True) & known  # Eq. 2

@@ -189,8 +189,8 @@ def _notes(
     others = sorted({run["settings"]["backbone"] for run in runs} - {suite.backbone})
     if others and numbers:
         notes.append(
-            f"Our network ({', '.join(others)}) is not the paper's ({suite.backbone}): look at differences between rows, "
-            "not at ours against theirs."
+            f"Our network ({', '.join(others)}) is not the paper's ({suite.backbone}): compare rows with rows, "
+            "not our column with theirs."
         )
     if any(not math.isnan(test.p) for each in tests.values() for test in each.values()):
         notes.append(

@@ -1,0 +1,84 @@
+"""Frozen batch norm as part of the convolution before it.
+
+With its statistics frozen, batch norm is an affine map of channels: γ (W∗x − μ)/√(v + ε) + β = (aW)∗x + (β − aμ) with
+a = γ/√(v + ε). Computed so, on weights instead of feature maps, it costs nothing, while the parameters, their names and
+their gradients stay what they are. In train mode a batch norm runs as ever.
+"""
+
+import copy
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+BatchNorm = nn.modules.batchnorm._BatchNorm
+
+
+def fold_batch_norms(net: nn.Module, example: Tensor) -> int:
+    """Fold every batch norm that takes a convolution's output as it is; returns how many. Once a network."""
+    pairs = _pairs(net, example)
+    for conv, norm in pairs:
+        _fold(conv, norm)
+    return len(pairs)
+
+
+@torch.no_grad()
+def _pairs(net: nn.Module, example: Tensor) -> list[tuple[nn.Conv2d, Any]]:
+    """Who feeds whom, seen in one pass in eval mode: the very tensor a convolution gave is what the batch norm gets."""
+    source: dict[int, tuple[nn.Conv2d, Tensor]] = {}  # the tensor is kept, so that its id stays its own
+    pairs: list[tuple[nn.Conv2d, Any]] = []
+
+    def gave(module: nn.Module, _inputs: object, output: Tensor) -> None:
+        if isinstance(module, nn.Conv2d):
+            source[id(output)] = (module, output)
+
+    def got(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        if isinstance(module, BatchNorm) and module.track_running_stats and id(inputs[0]) in source:
+            pairs.append((source[id(inputs[0])][0], module))
+
+    hooks = [m.register_forward_hook(gave) for m in net.modules() if isinstance(m, nn.Conv2d)]
+    hooks += [m.register_forward_pre_hook(got) for m in net.modules() if isinstance(m, BatchNorm)]
+    modes = [(m, m.training) for m in net.modules()]
+    net.eval()
+    net(example)
+    for module, mode in modes:
+        module.training = mode
+    for hook in hooks:
+        hook.remove()
+    return [pair for pair in pairs if _alone(pair, pairs)]
+
+
+def _alone(pair: tuple[nn.Conv2d, Any], pairs: list[tuple[nn.Conv2d, Any]]) -> bool:
+    """Whether neither side has another partner (modules that are shared stay as they are)."""
+    return sum(conv is pair[0] or norm is pair[1] for conv, norm in pairs) == 1
+
+
+def _fold(conv: nn.Conv2d, norm: Any) -> None:
+    bare = copy.copy(conv)  # the same kind of convolution, to be called with other weights
+    bare._parameters = {"weight": conv._parameters["weight"], "bias": nn.Parameter(torch.zeros(len(conv.weight)))}
+    # Partials, not closures: a deep copy of the network then folds its own batch norms.
+    conv.forward = partial(_convolve, conv, norm, bare)  # type: ignore[method-assign]
+    norm.forward = partial(_finish, norm)
+
+
+def _convolve(conv: nn.Conv2d, norm: Any, bare: nn.Conv2d, x: Tensor) -> Tensor:
+    if norm.training:
+        return type(conv).forward(conv, x)
+    a = (norm.running_var + norm.eps).rsqrt()
+    a = a if norm.weight is None else a * norm.weight
+    b = (-norm.running_mean if conv.bias is None else conv.bias - norm.running_mean) * a
+    b = b if norm.bias is None else b + norm.bias
+    out: Tensor = functional_call(bare, {"weight": conv.weight * a[:, None, None, None], "bias": b}, (x,))
+    return out
+
+
+def _finish(norm: Any, x: Tensor) -> Tensor:
+    if norm.training:
+        out: Tensor = type(norm).forward(norm, x)
+        return out
+    for name in ("drop", "act"):  # timm's batch norms carry their activation
+        if hasattr(norm, name):
+            x = getattr(norm, name)(x)
+    return x

@@ -1,0 +1,42 @@
+"""Proxy losses have pytorch-metric-learning's gradients, too, where the definitions coincide."""
+
+import math
+
+import pytest
+import torch
+from pytorch_metric_learning import losses
+
+from nearkin import method
+
+CLASSES, DIM = 6, 5
+
+SAME = {
+    "proxy_anchor(alpha=8, delta=0.3)": lambda: losses.ProxyAnchorLoss(CLASSES, DIM, margin=0.3, alpha=8),
+    "mpa(per_class=1)": lambda: losses.ProxyAnchorLoss(CLASSES, DIM, margin=0.1, alpha=32),
+    "soft_triple(tau=0.0, per_class=2, scale=9, gamma=0.5, delta=0.2)": lambda: losses.SoftTripleLoss(
+        CLASSES, DIM, centers_per_class=2, la=9, gamma=0.5, margin=0.2
+    ),
+    "proxy_nca_pp(temperature=0.5)": lambda: losses.ProxyNCALoss(CLASSES, DIM, softmax_scale=2),
+    "norm_softmax": lambda: losses.NormalizedSoftmaxLoss(CLASSES, DIM, temperature=0.05),
+    "cosface(scale=16, margin=0.1)": lambda: losses.CosFaceLoss(CLASSES, DIM, margin=0.1, scale=16),
+    "arcface": lambda: losses.ArcFaceLoss(CLASSES, DIM, margin=math.degrees(0.5), scale=64),
+    "arcface(per_class=3, scale=10)": lambda: losses.SubCenterArcFaceLoss(
+        num_classes=CLASSES, embedding_size=DIM, margin=math.degrees(0.5), scale=10, sub_centers=3
+    ),
+}
+
+
+@pytest.mark.parametrize("spec", SAME)
+def test_same_gradients(spec):
+    torch.manual_seed(0)
+    ours, theirs = method(spec, classes=CLASSES, dim=DIM).double(), SAME[spec]().double()
+    x, y = torch.randn(24, DIM, dtype=torch.float64, requires_grad=True), torch.randint(CLASSES, (24,))
+    (w,) = theirs.parameters()
+    turned = w.shape != ours.proxies.vectors.shape  # some of theirs are [D, C·K]
+    with torch.no_grad():
+        w.copy_(ours.proxies.vectors.T if turned else ours.proxies.vectors)
+    of_x, of_proxies = torch.autograd.grad(ours(x, y), (x, ours.proxies.vectors))
+    pml_x, pml_w = torch.autograd.grad(theirs(x, y), (x, w))
+    assert of_x.abs().max() > 1e-3
+    torch.testing.assert_close(of_x, pml_x, rtol=1e-5, atol=1e-7)
+    torch.testing.assert_close(of_proxies, pml_w.T if turned else pml_w, rtol=1e-5, atol=1e-7)
