@@ -2,7 +2,7 @@
 
 Each is `oracle(x, y, refs, ref_labels, self_row, *, space, **options) -> float`. `x` and `refs` are raw vectors as
 lists; `self_row[j]` is the batch row that reference j is, −1 where it is none; a reference of label −1 is an empty
-slot. Options are those of the loss; an oracle that takes `weights` knows where the header puts them. `SETTINGS` are the
+slot. Options are those of the loss; `weights[i][j]` multiply inside where the header puts them. `SETTINGS` are the
 options each loss is tried with besides its defaults, `LARGE` options under which what stands in the exponent reaches
 ±100 on the unit sphere.
 """
@@ -226,10 +226,11 @@ def contrastive(
     return mean(pull) + mean(push) if reduce == "mean" else sum(pull) + sum(push)
 
 
-def proxy_anchor(x, y, refs, ref_labels, self_row, *, alpha, delta, positives, per_class, space="cosine"):
-    p = Pairs(x, y, refs, ref_labels, self_row, space)
-    pull = [log1p_sum(-alpha * (p.s[i][j] - delta) for i in p.P_of[j]) for j in p.filled]
-    push = [log1p_sum(alpha * (p.s[i][j] + delta) for i in p.N_of[j]) for j in p.filled]
+def proxy_anchor(x, y, refs, ref_labels, self_row, *, alpha, delta, positives, per_class, space="cosine", weights=None):
+    """Weights stand in the exponents, as Proxy-ISA has them (Eq. 12)."""
+    p = Pairs(x, y, refs, ref_labels, self_row, space, weights)
+    pull = [log1p_sum(-alpha * p.w[i][j] * (p.s[i][j] - delta) for i in p.P_of[j]) for j in p.filled]
+    push = [log1p_sum(alpha * p.w[i][j] * (p.s[i][j] + delta) for i in p.N_of[j]) for j in p.filled]
     present = sum(1 for j in p.filled if p.P_of[j])
     over = present if positives == "batch" else len(p.filled)
     return (sum(pull) / over if over else 0.0) + (sum(push) / len(p.filled) if p.filled else 0.0)
@@ -515,6 +516,7 @@ SETTINGS = {
     "supcon": ({"temperature": 0.5},),
     "triplet": (
         {"squared": False, "margin": 0.5},
+        {"over": "all"},
         {"mining": "semi_hard", "margin": 0.6},
         {"mining": "semi_hard", "squared": False, "over": "all"},
         {"mining": "hard"},
@@ -545,4 +547,32 @@ LARGE = {
     "soft_triple": {"scale": 100.0, "gamma": 0.01, "per_class": 2},
     "supcon": {"temperature": 0.01},
     "triplet": {},
+}
+
+# The published settings each default is: of the paper, or of its authors' code where the paper names none.
+MPA_PUBLISHED = {"alpha": 32, "delta": 0.1, "gamma": 0.1, "tau": 0.2, "similarity": "soft", "per_class": 10}
+
+PUBLISHED = {
+    "angular": {"angle": 45},
+    "arcface": {"scale": 64, "margin": 0.5, "per_class": 1},
+    "circle": {"margin": 0.25, "gamma": 256},
+    "contrastive": {"form": "c2", "margin": 0.5, "reduce": "mean", "mining": "all"},
+    "cosface": {"scale": 64, "margin": 0.35, "per_class": 1},
+    "fast_ap": {"bins": 10},
+    "lifted": {"margin": 1, "smooth": True},
+    "margin": {"margin": 0.2, "boundary": 1.2, "nu": 0, "sampling": "distance", "cutoff": 0.5, "upper": 1.4},
+    "mpa": MPA_PUBLISHED,
+    "mpa_ap": MPA_PUBLISHED,
+    "mpa_dw": MPA_PUBLISHED,
+    "multi_similarity": {"alpha": 2, "beta": 50, "base": 0.5, "epsilon": 0.1, "mining": True},
+    "n_pair": {"norm": 0.002},
+    "norm_softmax": {"temperature": 0.05, "per_class": 1},
+    "proxy_anchor": {"alpha": 32, "delta": 0.1, "positives": "batch", "per_class": 1, "speed": 100},
+    "proxy_gml": {"ratio": 0.05, "scale": 1, "weight": 0.3, "per_class": 12},
+    "proxy_nca": {"scale": 1, "per_class": 1, "speed": 1},
+    "proxy_nca_pp": {"temperature": 1 / 9, "per_class": 1},
+    "ranked_list": {"radius": 1.2, "margin": 0.4, "temperature": 10, "balance": 1},
+    "soft_triple": {"scale": 20, "delta": 0.01, "gamma": 0.1, "tau": 0.2, "similarity": "soft", "per_class": 10},
+    "supcon": {"temperature": 0.1},
+    "triplet": {"margin": 0.2, "squared": True},
 }

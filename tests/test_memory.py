@@ -52,7 +52,9 @@ def test_slots_not_filled_yet_are_empty():
 
 def test_a_loaded_memory_goes_on_where_it_was():
     memory, loaded = Memory(4, 2), Memory(4, 2)
-    memory.enqueue(*batch_of(0, 7))
+    memory.enqueue(*batch_of(0, 4))
+    memory.enqueue(*batch_of(4, 3))
+    assert memory.pointer == 3
     loaded.load_state_dict(memory.state_dict())
     for m in (memory, loaded):
         m.enqueue(*batch_of(7, 2))

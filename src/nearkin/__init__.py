@@ -1,11 +1,11 @@
 """nearkin: deep metric learning that trains, measures honestly and searches.
 
-    import nearkin as nk
-    m = nk.method("proxy_anchor(alpha=32)", classes=100, dim=512)
-    loss = m(embeddings, labels)
-    scores = nk.evaluate(embeddings, labels, metrics=("R@1", "MAP@R"))
-    run = nk.train(data="glyphs", method="proxy_anchor")
-    model = nk.load(run.path)
+import nearkin as nk
+m = nk.method("proxy_anchor(alpha=32)", classes=100, dim=512)
+loss = m(embeddings, labels)
+scores = nk.evaluate(embeddings, labels, metrics=("R@1", "MAP@R"))
+run = nk.train(data="glyphs", method="proxy_anchor")
+model = nk.load(run.path)
 """
 
 __version__ = "0.1.0"

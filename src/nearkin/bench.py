@@ -15,6 +15,7 @@ import torch
 
 from nearkin.budget import Clock
 from nearkin.data.datasets import DATASETS
+from nearkin.data.shared import SharedStores
 from nearkin.errors import NearkinError
 from nearkin.evaluate import CLUSTERING, DEFAULT_METRICS, evaluate_under, protocol_of
 from nearkin.measure import embed_test, measure_run
@@ -105,6 +106,7 @@ class _Session:
         self.file = out / "results.jsonl"
         self.results = read_results(self.file)
         self.hardware = provenance()["hardware"]
+        self.stores = SharedStores()  # the images of a data set are read once for all its runs
 
     def folder(self, cell: Cell) -> RunFolder:
         return RunFolder(self.out / "runs" / cell.id)
@@ -147,10 +149,10 @@ class _Session:
         began, whole = time.monotonic(), not folder.config.exists()
         if not folder.config.exists():
             wanted = tuple(dict.fromkeys([*metrics, *DEFAULT_METRICS]))
-            train(out=folder.path, reporter=watcher, **cell.settings, data=text, metrics=wanted)
+            train(out=folder.path, reporter=watcher, opener=self.stores, **cell.settings, data=text, metrics=wanted)
         elif not folder.result.exists():
             _move(folder, text, cell.settings)
-            train(out=folder.path, resume=True, reporter=watcher)
+            train(out=folder.path, resume=True, reporter=watcher, opener=self.stores)
         wall = round(time.monotonic() - began, 1) if whole else None
         result, plan = read_json(folder.result), read_json(folder.config)["plan"]
         if lacks := tuple(m for m in metrics if m not in result["scores"]):
@@ -158,7 +160,7 @@ class _Session:
             result["scores"] |= more
             write_json(folder.result, result)
         if self.queries and not (place := query_file(self.out, cell.id)).exists():
-            write_queries(place, _query_values(folder, text, tuple(result["scores"]), plan["device"], watcher))
+            write_queries(place, self.query_values(folder, text, tuple(result["scores"]), plan["device"]))
         record = {
             "id": cell.id,
             "data": cell.data,
@@ -173,21 +175,21 @@ class _Session:
         folder.checkpoint.unlink(missing_ok=True)  # three times the size of the model, and of no more use
         gc.collect()  # images and network of this run, before the next one asks how much memory is free
 
+    def query_values(self, folder: RunFolder, text: str, metrics: Sequence[str], device: str) -> Queries:
+        """Each test query's value by every retrieval metric."""
+        x, images, model = embed_test(folder.path, data=text, device=device, opener=self.stores)
+        protocol, labels = protocol_of(images), images.labels
+        names = [name for name in metrics if name not in CLUSTERING]
+        space = model.embedder.space
+        values = evaluate_under(protocol, x, labels.to(x.device), metrics=names, per_query=True, space=space)
+        return Queries(labels[protocol.query], values)
+
 
 def _move(folder: RunFolder, text: str, settings: Json) -> None:
     """Let a run that was begun elsewhere go on here: its data may lie at another place, its device be another."""
     config = read_json(folder.config)
     config["plan"] |= {"data": text, "device": settings.get("device", "auto")}
     write_json(folder.config, config)
-
-
-def _query_values(folder: RunFolder, text: str, metrics: Sequence[str], device: str, reporter: Reporter) -> Queries:
-    x, images, model = embed_test(folder.path, data=text, device=device, reporter=reporter)
-    protocol, labels = protocol_of(images), images.labels
-    names = [name for name in metrics if name not in CLUSTERING]
-    space = model.embedder.space
-    values = evaluate_under(protocol, x, labels.to(x.device), metrics=names, per_query=True, space=space)
-    return Queries(labels[protocol.query], values)
 
 
 def _places(suite: Suite, given: Sequence[str] | Mapping[str, str | Path]) -> dict[str, str]:

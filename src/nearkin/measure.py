@@ -7,6 +7,7 @@ from torch import Tensor
 
 from nearkin.data.datasets import load_dataset
 from nearkin.data.images import Images
+from nearkin.data.shared import Opener
 from nearkin.data.stores import open_store
 from nearkin.evaluate import Scores, evaluate_under, protocol_of
 from nearkin.model import Model, embed_store, load
@@ -23,14 +24,19 @@ class Embedded(NamedTuple):
 
 
 def embed_test(
-    run: str | Path, *, data: str | None = None, device: str = "auto", reporter: Reporter | None = None
+    run: str | Path,
+    *,
+    data: str | None = None,
+    device: str = "auto",
+    reporter: Reporter | None = None,
+    opener: Opener = open_store,
 ) -> Embedded:
     """Embed the test images of a run's data set, or of another one."""
     reporter = reporter or Reporter()
     model = load(run, device=device)
     test = load_dataset(data or model.plan.data, halves=model.plan.halves).test
     with reporter.bar("reading test images") as progress:
-        store, test, bad = open_store(
+        store, test, bad = opener(
             test,
             short=model.short,
             channels=model.embedder.trunk.channels,

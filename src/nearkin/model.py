@@ -51,7 +51,7 @@ def embed_store(
     embedder.eval()
     parts = []
     with autocast(device, precision):
-        for done, (_, pixels) in enumerate(store.follow(iter(rows.split(batch)), read_ahead=2), start=1):
+        for done, (_, pixels) in enumerate(store.follow(iter(torch.split(rows, batch)), read_ahead=2), start=1):
             parts.append(embedder(view(pixels)))
             if progress is not None:
                 progress(min(done * batch, len(rows)), len(rows))

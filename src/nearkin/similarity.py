@@ -44,11 +44,13 @@ class Relation(NamedTuple):
     x: Tensor  # [B, D] the samples, projected into the space
     vectors: Tensor  # [R, D] the references, projected into the space
     per_class: int  # K, where references are proxies grouped by class; else 0
+    space: Space = "cosine"
 
     @property
     def T(self) -> "Relation":  # noqa: N802 (as Tensor.T)
         """The sides swapped: where the references are the anchors."""
-        return Relation(self.s.T, self.pos.T, self.neg.T, self.columns, self.rows, self.vectors, self.x, 0)
+        sides = (self.columns, self.rows, self.vectors, self.x)
+        return Relation(self.s.T, self.pos.T, self.neg.T, *sides, 0, self.space)
 
 
 def check_space(space: str) -> Space:
@@ -156,7 +158,7 @@ def relate(x: Tensor, y: Tensor, refs: References, space: Space) -> Relation:
     pos, neg = same & filled, ~same & filled
     if refs.rows is not None:
         pos = pos & (refs.rows != torch.arange(len(y), device=y.device)[:, None])
-    return Relation(s, pos, neg, y, refs.labels, a, v, refs.per_class)
+    return Relation(s, pos, neg, y, refs.labels, a, v, refs.per_class, space)
 
 
 def batch_references(x: Tensor, y: Tensor) -> References:
@@ -165,9 +167,11 @@ def batch_references(x: Tensor, y: Tensor) -> References:
 
 
 def squared_distance(r: Relation) -> Tensor:
-    """Squared Euclidean distance [B, R], never negative: 2 − 2s on the sphere, and the same by norms in every space."""
+    """Squared Euclidean distance [B, R], never negative: 2 − 2s on the sphere and in the ball, by norms elsewhere."""
+    if r.space != "inner":
+        return (2 - 2 * r.s).clamp_min(0)
     norms = r.x.square().sum(-1)[:, None] + r.vectors.square().sum(-1)
-    return (norms - 2 * (r.x @ r.vectors.T)).clamp_min(0)
+    return (norms - 2 * r.s).clamp_min(0)
 
 
 def distance(r: Relation) -> Tensor:

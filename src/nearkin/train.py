@@ -4,13 +4,13 @@ import dataclasses
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from nearkin.backbones import natural_plan
 from nearkin.data.augment import augment
@@ -18,6 +18,7 @@ from nearkin.data.datasets import load_dataset
 from nearkin.data.images import Images
 from nearkin.data.pixels import Pixels
 from nearkin.data.samplers import steps_per_epoch
+from nearkin.data.shared import Opener
 from nearkin.data.splits import held_out, sample_fraction
 from nearkin.data.stores import open_store
 from nearkin.errors import NearkinError
@@ -28,6 +29,8 @@ from nearkin.paths import cache_dir
 from nearkin.plan import Plan, checks_without_progress, lr_factor, make_optimiser, make_plan, set_training
 from nearkin.report.progress import Reporter, Status
 from nearkin.runs import Json, RunFolder, provenance, read_json, read_tensors, write_json, write_tensors
+
+Network = Callable[[Tensor], Tensor]
 
 SAVE_SECONDS = 60.0
 """A checkpoint is written about this often: the most that a kill can cost."""
@@ -44,9 +47,9 @@ class Part:
 class Training:
     """One run: what it trains, with what, and how far it is."""
 
-    def __init__(self, plan: Plan, run: RunFolder, reporter: Reporter) -> None:
+    def __init__(self, plan: Plan, run: RunFolder, reporter: Reporter, opener: Opener = open_store) -> None:
         torch.manual_seed(plan.seed)
-        self.plan, self.run, self.reporter = plan, run, reporter
+        self.plan, self.run, self.reporter, self.opener = plan, run, reporter, opener
         self.device = torch.device(plan.device)
         data = load_dataset(plan.data, halves=plan.halves)
         for sentence in data.notes:
@@ -58,20 +61,21 @@ class Training:
         self.method = method(plan.method, classes=train.classes, dim=plan.dim, space=plan.space or None)
         embedder = build_embedder(plan, self.method.space)
         self.model = Model(embedder, plan, train.names)
-        normalise = embedder.trunk.normalise
-        self.augment = augment(plan.augment, size=self.model.size, short=self.model.short, normalise=normalise)
+        size, short, normalise = self.model.size, self.model.short, embedder.trunk.normalise
+        self.augment = augment(plan.augment, size=size, short=short, normalise=normalise, compiled=plan.compile)
         self.train = self._part(train, "training")
         if self.train.images.classes != train.classes:
             raise NearkinError("None of the images of a training class can be read: mend the class or remove it.")
         self.validation = None if validation is None else self._part(validation, "held-out")
         self.test = self._part(data.test, "test")
 
-        # Measured on one GPU: eager is faster in channels-last, compiled in the default layout.
-        self.layout = torch.contiguous_format if plan.compile else torch.channels_last
-        embedder.to(self.device, memory_format=self.layout)  # type: ignore[call-overload]
+        embedder.to(self.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.method.bind(embedder)
         self.method.to(self.device)
-        self.compiled: nn.Module = torch.compile(embedder) if plan.compile else embedder
+        # Without CUDA graphs a compiled network waits for the host to launch its kernels, not for the GPU.
+        mode = "reduce-overhead" if self.device.type == "cuda" else "default"
+        self.compiled: Network = torch.compile(embedder, mode=mode) if plan.compile else embedder
+        torch.backends.cudnn.benchmark = True  # every training step has the same shapes
         self.labels = self.train.images.labels.to(self.device)
         self.optimiser = make_optimiser(plan, self._groups())
         self.base_lr = [group["lr"] for group in self.optimiser.param_groups]
@@ -86,12 +90,12 @@ class Training:
         self.seconds = 0.0
         self.paused = self.lap = self.watched = 0.0  # clocks: checks in this epoch, its beginning, the last look
         self.timed = False
-        self.network: nn.Module = embedder
+        self.network: Network = embedder
 
     def _part(self, images: Images, what: str) -> Part:
         trunk = self.model.embedder.trunk
         with self.reporter.bar(f"reading {what} images") as progress:
-            store, images, bad = open_store(
+            store, images, bad = self.opener(
                 images,
                 short=self.model.short,
                 channels=trunk.channels,
@@ -156,13 +160,13 @@ class Training:
         return self.train.store.follow(rows, read_ahead=0 if self.method.reads_state else 2)
 
     def _one_step(self, index: Tensor, pixels: Pixels) -> Tensor:
+        self.optimiser.zero_grad()  # first: gradients of a compiled network live in memory it is about to use again
         index = index.to(self.device, non_blocking=True)
-        images = self.augment(pixels, self.rng).contiguous(memory_format=self.layout)
+        images = self.augment(pixels, self.rng).contiguous(memory_format=torch.channels_last)
         with autocast(self.device, self.plan.precision):
             x = self.network(images)
         step = Step(x, self.labels[index], self.model.embedder, images, index, self.rng)
         loss = self.method.loss(step)
-        self.optimiser.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         self.method.after_backward(self.model.embedder)
         self._clip()
@@ -381,13 +385,21 @@ def stop_on_interrupt() -> Iterator[threading.Event]:
 
 
 def train(
-    *, out: str | Path | None = None, resume: bool = False, reporter: Reporter | None = None, **settings: Any
+    *,
+    out: str | Path | None = None,
+    resume: bool = False,
+    reporter: Reporter | None = None,
+    opener: Opener = open_store,
+    **settings: Any,
 ) -> RunFolder:
-    """Train a model into a run folder and measure it on unseen classes. Settings are the fields of `Plan`."""
+    """Train a model into a run folder and measure it on unseen classes. Settings are the fields of `Plan`.
+
+    `opener` opens images; a `SharedStores` keeps them open for the next training in this process.
+    """
     run, plan = _open_run(out, resume, settings)
     if run.result.exists():
         return run
-    training = Training(plan, run, reporter or Reporter())
+    training = Training(plan, run, reporter or Reporter(), opener)
     write_json(
         run.config,
         {"plan": dataclasses.asdict(plan), "method": str(training.method.spec), "space": training.method.space},

@@ -8,7 +8,7 @@ from contract.cases import RUN_SPECS, Run
 def test_neighbours_become_kin(spec):
     run = Run(spec)
     before = run.neighbours()
-    run.steps(60)
+    run.steps(50)
     after = run.neighbours()
     assert before < 60
     assert after > before + 20, f"{before:.0f} → {after:.0f} % of nearest neighbours are kin"

@@ -16,10 +16,19 @@ SECTIONS = ("Symbols", "Settings", "Departures", "Relations")
 @pytest.mark.parametrize("name", LOSSES)
 def test_every_loss_has_an_oracle_and_settings(name):
     assert name in oracles.ORACLES, f"write oracles.{name}, naively, from the paper"
+    weights = "weights" in inspect.signature(oracles.ORACLES[name]).parameters
+    assert weights, f"oracles.{name} takes weights, which multiply inside the exponent or the hinge"
     assert name in oracles.SETTINGS, f"say in oracles.SETTINGS which options of {name} are tried"
     assert name in oracles.LARGE, (
         f"say in oracles.LARGE what drives {name}'s exponent to ±100, {{}} where there is none"
     )
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_defaults_are_the_published_settings(name):
+    assert name in oracles.PUBLISHED, f"say in oracles.PUBLISHED which settings {name} was published with"
+    options = build(name).spec.options
+    assert {key: options[key] for key in oracles.PUBLISHED[name]} == oracles.PUBLISHED[name]
 
 
 @pytest.mark.parametrize("name", STRATEGIES)

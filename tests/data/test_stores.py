@@ -284,6 +284,8 @@ def test_a_file_that_changes_under_a_stream_is_named(photos: Images) -> None:
 
 
 def test_nothing_usable_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(NearkinError, match="There are no images"):
+        open_store(Images([], torch.zeros(0, dtype=torch.int64), ()), short=SHORT, device="cpu")
     (tmp_path / "a.jpg").write_text("no")
     images = Images([tmp_path / "a.jpg"] * 2, torch.zeros(2, dtype=torch.int64), ("a",))
     for keep in ("auto", "stream"):

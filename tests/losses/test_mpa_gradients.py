@@ -1,4 +1,4 @@
-"""The gradients of the MPA paper: its closed forms against autograd, and its Table 1 as a check."""
+"""The gradients of the MPA paper in closed form (Eq. 5, 8, 14, 18, the misprints corrected) against autograd."""
 
 import math
 
@@ -76,46 +76,3 @@ def test_closed_forms(spec, closed):
     for i in range(len(Y)):
         for c in range(C):
             assert float(got[i, c]) == pytest.approx(closed(S.tolist(), i, c), rel=1e-9), (i, c)
-
-
-def answers(spec, *, shift=(), move=(), look):
-    """Whether the gradient at the entries `look` changes where rows are shifted as a whole or single entries moved."""
-    S = similarities()
-    moved = S.clone()
-    for i in shift:
-        moved[i] += 0.3
-    for i, c in move:
-        moved[i, c] += 0.3
-    before, after = gradient(spec, S), gradient(spec, moved)
-    return any(abs(float(before[e] - after[e])) > 1e-9 for e in look)
-
-
-def properties(name):
-    """The row of Table 1 by what the gradient answers to; samples 0 and 1 are of class 0, sample 2 of class 1."""
-    scale = "alpha" if "alpha" in build(name).spec.options else "scale"
-    one = f"{name}(per_class=1, {scale}={ALPHA})"  # at the published scales some of it is below the last digit
-    whole_row = [(0, c) for c in range(C)]
-    return {
-        "stability": not answers(one, move=[(1, 0), (1, 2), (2, 0), (3, 1)], look=whole_row),
-        "manifold": build(name).spec.options["per_class"] > 1,
-        "similarity": answers(one, shift=range(len(Y)), look=whole_row),
-        "P-P": answers(one, move=[(1, 0)], look=[(0, 0)]),
-        "N-N": answers(one, move=[(0, 2), (3, 1)], look=[(0, 1)]),
-        "P-N": answers(one, move=[(0, 0)], look=[(0, 1), (0, 2)]) or answers(one, move=[(0, 1)], look=[(0, 0)]),
-    }
-
-
-TABLE_1 = {
-    "proxy_nca": {"stability", "N-N"},
-    "proxy_anchor": {"similarity", "P-P", "N-N"},
-    "soft_triple": {"stability", "manifold", "N-N", "P-N"},
-    "mpa": {"manifold", "similarity", "P-P", "N-N"},
-    "mpa_dw": {"stability", "manifold", "similarity", "N-N"},
-    "mpa_ap": {"stability", "manifold", "similarity", "N-N", "P-N"},
-}
-
-
-@pytest.mark.parametrize("name", TABLE_1)
-def test_table_1(name):
-    """The paper marks P-P in brackets where it hangs on the batch: it is there where a class has two samples."""
-    assert {key for key, held in properties(name).items() if held} == TABLE_1[name]

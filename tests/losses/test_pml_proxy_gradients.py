@@ -27,16 +27,21 @@ SAME = {
 
 
 @pytest.mark.parametrize("spec", SAME)
-def test_same_gradients(spec):
+def test_same_value_and_gradients(spec):
     torch.manual_seed(0)
     ours, theirs = method(spec, classes=CLASSES, dim=DIM).double(), SAME[spec]().double()
-    x, y = torch.randn(24, DIM, dtype=torch.float64, requires_grad=True), torch.randint(CLASSES, (24,))
+    x, y = torch.randn(24, DIM, dtype=torch.float64), torch.randint(CLASSES, (24,))
+    own = ours.proxies.vectors.detach()[y[0] * ours.proxies.per_class]
+    x[0] = 0.1 * own.norm() * x[0] / x[0].norm() - own  # far round: arcface's other branch
+    x.requires_grad_()
     (w,) = theirs.parameters()
     turned = w.shape != ours.proxies.vectors.shape  # some of theirs are [D, C·K]
     with torch.no_grad():
         w.copy_(ours.proxies.vectors.T if turned else ours.proxies.vectors)
-    of_x, of_proxies = torch.autograd.grad(ours(x, y), (x, ours.proxies.vectors))
-    pml_x, pml_w = torch.autograd.grad(theirs(x, y), (x, w))
+    a, b = ours(x, y), theirs(x, y)
+    torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-7)
+    of_x, of_proxies = torch.autograd.grad(a, (x, ours.proxies.vectors))
+    pml_x, pml_w = torch.autograd.grad(b, (x, w))
     assert of_x.abs().max() > 1e-3
     torch.testing.assert_close(of_x, pml_x, rtol=1e-5, atol=1e-7)
     torch.testing.assert_close(of_proxies, pml_w.T if turned else pml_w, rtol=1e-5, atol=1e-7)

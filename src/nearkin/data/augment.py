@@ -2,7 +2,7 @@
 
 A crop that is resized and mirrored is separable: out = Y · image · Xᵀ, where the rows of Y and X are the weights with
 which an antialiased bilinear resize reads the crop. So a batch is two batched matrix products, whatever the sizes of
-its images. On a GPU they run in float16, which holds 0 … 255 exactly; the result is within half a grey level.
+its images. On a GPU they run in float16, which holds 0 … 255 exactly; the result is within a third of a grey level.
 """
 
 import math

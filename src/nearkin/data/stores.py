@@ -42,6 +42,8 @@ def open_store(
     `progress` counts twice: looking at the files, then decoding them. `keep` overrules where they are kept.
     """
     device = torch.device(device)
+    if not len(images):
+        raise NearkinError("There are no images to open.")
     if isinstance(images.sources, Tensor):
         packed = pack_tensor(images.sources, short=short, channels=channels)
         there = _choose(packed.tiles.numel(), device, keep, never="stream")
@@ -58,7 +60,7 @@ def open_store(
 
 def pack_tensor(pixels: Tensor, *, short: int, channels: int) -> Packed:
     """Images uint8 [N, C, H, W] as tiles; resized unless crops for which `short` is meant fit into them as they are."""
-    if pixels.dtype != torch.uint8 or pixels.ndim != 4 or not pixels.numel():
+    if pixels.dtype != torch.uint8 or pixels.ndim != 4:
         raise NearkinError(f"Pixels in memory are uint8 [N, C, H, W], not {pixels.dtype} {list(pixels.shape)}.")
     height, width = pixels.shape[2:]
     side = min(height, width)

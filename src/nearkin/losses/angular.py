@@ -15,7 +15,7 @@ Symbols
     Weights ω multiply inside: 4 tan²α ω_ik (x_i + v_j)·v_k − 2 (1 + tan²α) ω_ij x_i·v_j; and s in the N-pair loss.
 
 Settings
-    α = 45° (36° to 55° are close), 2 images a class; with N-pair, L_n_pair + 2 L: here w = 0.5 and half the rate.
+    α = 45°, 2 images a class; with N-pair, L_n_pair + 2 L (λ = 2 in public code): here w = 0.5, at twice the rate.
 
 Departures
     The paper pairs each sample with one positive; here with up to K = 8 of them, the hardest: all of them in

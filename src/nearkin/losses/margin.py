@@ -20,8 +20,8 @@ Symbols
     (`over="all"`); where it is 0, n = 1. t is a constant of the gradient. Weights multiply the inside of each (·)_+.
 
 Settings
-    α = 0.2, β = 1.2 at the start, ν = 0, cutoff 0.5, upper 1.4 = α + β, 5 images a class; β learnt for each class,
-    by SGD at 0.1 where the network has Adam at 1e-4. PROFS: `sampling="hard"`, β learnt.
+    α = 0.2, β = 1.2 at the start, ν = 0, cutoff 0.5, upper 1.4 = α + β, 5 images a class; β learnt for each class.
+    PROFS: `sampling="hard"`, β learnt.
 
 Departures
     The paper draws one negative for each positive; by default we take the mean over those draws in place of one
@@ -34,8 +34,7 @@ Relations
     `contrastive(form="c2", reduce="sum")` is this with m⁺ = β − α, m⁻ = β + α, undivided (PROFS, Eq. 4.6).
 """
 
-from collections.abc import Callable
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -47,7 +46,6 @@ from nearkin.similarity import (
     distance,
     largest,
     log_sum_exp,
-    never_lower,
     top_of_row,
     total_of,
     weighted,
@@ -149,6 +147,3 @@ class Margin(Loss):
     @property
     def known_classes(self) -> int | None:
         return None if self.boundary is None else len(self.boundary)
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
-        return super()._apply(never_lower(fn), recurse)  # type: ignore[no-untyped-call]

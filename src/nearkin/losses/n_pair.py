@@ -12,7 +12,7 @@ Symbols
     Weights multiply s, that of the positive and that of the negatives; not the norms.
 
 Settings
-    2 images a class: N classes make a batch of 2N. The paper names no λ; 0.002 as public code has.
+    2 images a class: N classes make a batch of 2N. λ = 0.002 as in public code.
 
 Departures
     The paper compares the N first images with the N second ones, one negative a class. On a batch every sample is

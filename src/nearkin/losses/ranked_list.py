@@ -16,7 +16,8 @@ Settings
     α = 1.2, m = 0.4, T = 10, λ = 1; 3 images a class.
 
 Departures
-    None. (A later version of the paper writes (1 − λ) L_P + λ L_N: half of this at its λ = 0.5.)
+    w is held constant, since it is there to weigh gradients: differentiated too, as some public code does, it would
+    pull in the farther of N*_i. A later version of the paper writes (1 − λ) L_P + λ L_N: half of this at λ = 0.5.
 
 Relations
     `margin` with β = α − m/2 and margin m/2 has the same two balls, and samples negatives in place of weighing them.

@@ -7,12 +7,14 @@ import re
 from pathlib import Path
 
 from nearkin.losses import LOSSES
-from nearkin.report.methods import citation, kind
+from nearkin.report.gradients import draw
+from nearkin.report.methods import citation, kind, method_page
 from nearkin.report.tables import markdown_table, score_cells
 from nearkin.runs import read_json
 from nearkin.strategies import STRATEGIES
 
 DEMO = Path("benchmarks/results/demo.json")
+PICTURES = Path("docs/pictures/gradients")
 
 
 def fill(text: str, name: str, content: str) -> str:
@@ -39,6 +41,21 @@ def demo_table(root: Path) -> str:
     return f"{table}\n\n{queries}; {result['seconds']:.0f} s of training on {where}."
 
 
+def methods_page() -> str:
+    """docs/methods.md: every header, with its options and, for a loss, the picture of its gradients."""
+    parts = [
+        "# Methods",
+        "Generated from the headers of the files beside the papers by `python -m nearkin.report.docs`. The picture of a "
+        "loss shows how hard it pulls a positive at similarity s⁺ and pushes a negative at s⁻ to one sample.",
+    ]
+    for name in sorted({**LOSSES, **STRATEGIES}):
+        parts.append(f"## {name}")
+        if name in LOSSES:
+            parts.append(f"![How hard {name} pulls and pushes]({PICTURES.relative_to('docs')}/{name}.png)")
+        parts.append(f"```text\n{method_page(name)}\n```")
+    return "\n\n".join(parts) + "\n"
+
+
 def readme(text: str, root: Path) -> str:
     """README.md with its generated parts made anew."""
     return fill(fill(text, "methods", methods_table()), "demo", demo_table(root))
@@ -48,6 +65,9 @@ def main(root: Path) -> None:
     """Write the generated parts below `root`."""
     path = root / "README.md"
     path.write_text(readme(path.read_text(), root))
+    (root / "docs" / "methods.md").write_text(methods_page())
+    for name in LOSSES:
+        draw(name, root / PICTURES / f"{name}.png")
 
 
 if __name__ == "__main__":

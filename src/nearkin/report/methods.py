@@ -28,7 +28,7 @@ def kind(entry: type[Method]) -> str:
     """Proxy loss, pair loss or strategy, by what the entry is built from."""
     if entry in STRATEGIES.values():
         return "strategy"
-    return "proxy loss" if "classes" in option_names(entry) else "pair loss"
+    return "proxy loss" if "per_class" in option_names(entry) else "pair loss"
 
 
 def method_rows() -> list[list[str]]:
