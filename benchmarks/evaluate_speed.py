@@ -2,12 +2,12 @@
 
 Made data of the size of Stanford Online Products' test set (60,502 × 512, 11,316 classes). Three figures:
 
-1. time of all metrics together over the bare block-wise matrix product of the same size. The two are interleaved block
-   by block, so that other work on the machine slows both alike; the product is the faster of NumPy's and torch's;
+1. time of all metrics together over the bare block-wise matrix product of the same size, by all cores, by NumPy or by
+   torch, whichever is faster. Half of the product runs before and half after, since a machine's speed drifts;
 2. time of pytorch-metric-learning's three metrics, with its own nearest neighbours, over ours;
 3. peak memory of ours beyond what was held before (embeddings, labels).
 
-    python benchmarks/evaluate_speed.py                           # the full size: a quarter of an hour on 2 cores
+    python benchmarks/evaluate_speed.py                           # the full size: some five minutes on 2 cores
     python benchmarks/evaluate_speed.py --items 12000 --no-pml    # a look
     python benchmarks/evaluate_speed.py --items 5924 --classes 100
 """
@@ -43,42 +43,16 @@ def made(items: int, classes: int, dim: int, *, seed: int = 0, noise: float = 2.
     return torch.nn.functional.normalize(x, dim=1), labels
 
 
-class BareProduct:
-    """The product of the same rows, after each block of ours: what no exact evaluation can do without."""
-
-    def __init__(self, x: Tensor, rows: int = 512) -> None:
-        self.x, self.done, self.blocks = x, 0, 0
-        self.buffer = torch.ones(rows, len(x))  # written, so that its pages exist before memory is measured
-        self.seconds = {"numpy": 0.0, "torch": 0.0}
-        self.products = {"numpy": 0, "torch": 0}
-
-    def follow(self, done: int, _total: int) -> None:
-        """Called with the number of queries evaluated so far. torch's turn is every fourth block."""
-        while self.done < done:
-            stop = min(self.done + len(self.buffer), done)
-            self._time("numpy", slice(self.done, stop))
-            if self.blocks % 4 == 0:
-                self._time("torch", slice(self.done, stop))
-            self.done, self.blocks = stop, self.blocks + 1
-
-    def _time(self, library: str, part: slice) -> None:
-        rows = part.stop - part.start
-        start = time.perf_counter()
+def product_seconds(x: Tensor, block: Tensor, parts: list[slice], *, library: str) -> float:
+    """The bare product of those rows with all: what no exact evaluation can do without."""
+    start = time.perf_counter()
+    for part in parts:
+        out = block[: part.stop - part.start]
         if library == "numpy":
-            np.dot(self.x[part].numpy(), self.x.numpy().T, out=self.buffer[:rows].numpy())
+            np.dot(x[part].numpy(), x.numpy().T, out=out.numpy())
         else:
-            torch.mm(self.x[part], self.x.T, out=self.buffer[:rows])
-        self.seconds[library] += time.perf_counter() - start
-        self.products[library] += rows
-
-    def full(self) -> dict[str, float]:
-        """Seconds of the whole product by each library."""
-        return {name: s * len(self.x) / self.products[name] for name, s in self.seconds.items()}
-
-    @property
-    def spent(self) -> float:
-        """Seconds spent here in all, to be taken off the evaluation's."""
-        return sum(self.seconds.values())
+            torch.mm(x[part], x.T, out=out)
+    return time.perf_counter() - start
 
 
 @contextmanager
@@ -100,15 +74,19 @@ def peak_memory() -> Iterator[list[float]]:
         thread.join()
 
 
-def measure_ours(x: Tensor, y: Tensor) -> dict[str, object]:
+def measure_ours(x: Tensor, y: Tensor, rows: int = 512) -> dict[str, object]:
     """Scores, seconds, the bare product's seconds and the peak memory."""
-    evaluate(x[:256], torch.arange(256) // 2, metrics=METRICS)  # imports and thread pools
-    bare = BareProduct(x)
+    evaluate(x[:256], torch.arange(256) // 2, metrics=METRICS)  # imports
+    block = torch.ones(min(rows, len(x)), len(x))  # written, so that its pages exist before anything is measured
+    parts = [slice(i, min(i + rows, len(x))) for i in range(0, len(x), rows)]
+    halves = parts[::2], parts[1::2]
+    product = {library: product_seconds(x, block, halves[0], library=library) for library in ("numpy", "torch")}
     with peak_memory() as peak:
         start = time.perf_counter()
-        scores = evaluate(x, y, metrics=METRICS, progress=bare.follow)
-        seconds = time.perf_counter() - start - bare.spent
-    product = bare.full()
+        scores = evaluate(x, y, metrics=METRICS)
+        seconds = time.perf_counter() - start
+    for library in product:
+        product[library] += product_seconds(x, block, halves[1], library=library)
     return {
         "scores": dict(scores),
         "seconds": seconds,

@@ -11,7 +11,7 @@ from nearkin.plan import Plan, checks_without_progress, lr_factor, make_optimise
 
 
 def test_a_misspelt_setting_is_named_with_the_nearest():
-    with pytest.raises(NearkinError, match="no setting 'epoch'.*'epochs'"):
+    with pytest.raises(NearkinError, match=r"no setting 'epoch'.*'epochs'"):
         make_plan({"epoch": 3}, {})
 
 

@@ -21,9 +21,14 @@ def test_tensors_and_their_record_come_back(tmp_path):
 def test_a_failed_write_leaves_the_old_file_and_no_rest(tmp_path):
     path = tmp_path / "x.json"
     write_json(path, {"a": 1})
-    with pytest.raises(RuntimeError), whole_file(path) as temporary:
-        temporary.write_text("half")
-        raise RuntimeError
+
+    def fail() -> None:
+        with whole_file(path) as temporary:
+            temporary.write_text("half")
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        fail()
     assert read_json(path) == {"a": 1}
     assert [p.name for p in tmp_path.iterdir()] == ["x.json"]
 
@@ -38,7 +43,7 @@ def test_a_truncated_file_is_a_sentence(tmp_path, keep):
 
 
 def test_json_that_is_missing_or_broken_is_a_sentence(tmp_path):
-    with pytest.raises(NearkinError, match="is .* a run folder"):
+    with pytest.raises(NearkinError, match=r"is .* a run folder"):
         read_json(tmp_path / "config.json")
     (tmp_path / "config.json").write_text('{"a": ')
     with pytest.raises(NearkinError, match="damaged"):

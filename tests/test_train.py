@@ -85,8 +85,8 @@ def test_a_killed_process_leaves_a_run_that_goes_on_bit_for_bit(tmp_path):
     settings = {**TINY, "epochs": 6, "select": "validation"}
     whole = nk.train(**settings, out=tmp_path / "whole")
     program = (
-        "import sys, json, torch; torch.set_num_threads(1); import nearkin as nk; module = sys.modules['nearkin.train']; "
-        "module.SAVE_SECONDS = 0.0; nk.train(**json.loads(sys.argv[1]), out=sys.argv[2])"
+        "import json, sys; import nearkin as nk; sys.modules['nearkin.train'].SAVE_SECONDS = 0.0; "
+        "nk.train(**json.loads(sys.argv[1]), out=sys.argv[2])"
     )
     arguments = [sys.executable, "-c", program, json.dumps(settings), str(tmp_path / "cut")]
     process = subprocess.Popen(arguments, env={**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads())})

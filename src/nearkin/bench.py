@@ -59,30 +59,30 @@ def bench(
     clock = Clock(budget)
     sheet = expand(load_suite(suite), seeds=seeds, rows=rows, settings=settings)
     places = _places(sheet.suite, data)
-    session = _Session(Path(out), places, queries, reporter or Reporter())
-    todo = session.todo(sheet)
+    runner = _Runner(Path(out), places, queries, reporter or Reporter())
+    todo = runner.todo(sheet)
     failed: dict[str, str] = {}
     stopped = ""
     try:
         for number, cell in enumerate(todo, start=1):
-            if not clock.allows(session.expected(cell)):
+            if not clock.allows(runner.expected(cell)):
                 stopped = f"the budget does not hold another run; {len(todo) - number + 1} are left"
                 break
-            session.reporter.note(f"[{number}/{len(todo)}] {cell.data}: {cell.row}, seed {cell.seed}")
+            runner.reporter.note(f"[{number}/{len(todo)}] {cell.data}: {cell.row}, seed {cell.seed}")
             try:
                 with clock.alarm():
-                    session.run(cell, sheet.suite.parts[cell.data].metrics)
+                    runner.run(cell, sheet.suite.parts[cell.data].metrics)
             except (NearkinError, torch.OutOfMemoryError) as error:
                 failed[cell.id] = str(error).splitlines()[0]
-                session.reporter.note(f"    failed: {failed[cell.id]}")
+                runner.reporter.note(f"    failed: {failed[cell.id]}")
     except KeyboardInterrupt:
         if not clock.rang:
             raise
         stopped = f"the budget is spent; {len(todo) - number + 1} runs are left, the first of them begun"
-    if failed and not any(cell.id in session.results for cell in sheet.cells):
+    if failed and not any(cell.id in runner.results for cell in sheet.cells):
         raise NearkinError(f"No run of {sheet.suite.name} could be made. The first says: {next(iter(failed.values()))}")
     without = tuple(name for name in sheet.suite.parts if name not in places)
-    return Board(sheet, session.results, failed, without, stopped)
+    return Board(sheet, runner.results, failed, without, stopped)
 
 
 def board(
@@ -98,7 +98,7 @@ def board(
     return Board(sheet, read_results(Path(out) / "results.jsonl"), {}, (), "")
 
 
-class _Session:
+class _Runner:
     """One sitting: where things lie, and what is finished."""
 
     def __init__(self, out: Path, places: Mapping[str, str], queries: bool, reporter: Reporter) -> None:

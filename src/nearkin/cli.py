@@ -1,11 +1,12 @@
 """The command line: one function a command. Errors are one sentence and exit code 2."""
 
+import ast
 import dataclasses
 import inspect
 import json
 import sys
 from pathlib import Path
-from typing import Annotated, Any, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, get_origin, get_type_hints
 
 import click
 import typer
@@ -144,13 +145,96 @@ def data(
     print(f"Contact sheet: {out}")
 
 
+@app.command()
+def bench(
+    suite: Annotated[str | None, typer.Argument(help="A suite's name or file (none: list them).")] = None,
+    data: Annotated[list[str] | None, typer.Option(help="Where a data set lies, as cub:PATH; repeatable.")] = None,
+    seeds: Annotated[
+        str | None, typer.Option(help="How many seeds (3) or which (0,1,2); default: the suite's.")
+    ] = None,
+    rows: Annotated[list[str] | None, typer.Option(help="Only this row; repeatable.")] = None,
+    budget: Annotated[str | None, typer.Option(help="Stop cleanly after this time, as 25m or 2h.")] = None,
+    out: Annotated[Path, typer.Option(help="Folder of runs and results.jsonl.")] = Path("bench"),
+    show: Annotated[bool, typer.Option("--show", help="Only show what is finished; run nothing.")] = False,
+    form: Annotated[
+        Literal["terminal", "markdown", "latex"], typer.Option("--format", help="Of the table.")
+    ] = "terminal",
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", help="A setting for all rows, as backbone=lite0; repeatable.")
+    ] = None,
+) -> None:
+    """Run a suite: every row in one loop over several seeds, beside the paper's numbers. What is done is skipped."""
+    from nearkin import bench as benchmark
+    from nearkin.report.benchmarks import latex, markdown, suite_tables, terminal
+    from nearkin.suites import load_suite, suite_names
+
+    if suite is None:
+        rows_of = [[name, load_suite(name).title] for name in suite_names()]
+        Console().print(terminal_table(["suite", "what it is"], rows_of, text=True))
+        return
+    chosen: dict[str, Any] = {
+        "seeds": _seeds(seeds),
+        "rows": rows,
+        "settings": dict(_setting(text) for text in settings or ()),
+    }
+    if show:
+        found = benchmark.board(suite, out=out, **chosen)
+    else:
+        reporter = Reporter(Console(stderr=True))
+        found = benchmark.bench(suite, data=data or (), budget=budget, out=out, reporter=reporter, **chosen)
+        if found.stopped:
+            reporter.note(f"Stopped: {found.stopped}. The same command goes on.")
+    tables = suite_tables(found)
+    if form == "terminal":
+        Console().print(terminal(tables))
+    else:
+        print(markdown(tables) if form == "markdown" else latex(tables))
+
+
+@app.command()
+def merge(
+    files: Annotated[list[Path], typer.Argument(help="Files results.jsonl, of this and other machines.")],
+    out: Annotated[Path, typer.Option(help="The file to write.")],
+) -> None:
+    """Merge results of several machines into one file; runs that disagree are named."""
+    from nearkin.results import merge as merge_results
+
+    merged = merge_results(files, out)
+    for sentence in merged.conflicts:
+        print(sentence)
+    print(f"{merged.runs} runs in {out}.")
+
+
+def _seeds(text: str | None) -> int | list[int] | None:
+    if text is None:
+        return None
+    try:
+        numbers = [int(part) for part in text.split(",")]
+    except ValueError:
+        raise NearkinError(f"Seeds are a number of them (3) or a list (0,1,2), not {text!r}.") from None
+    return numbers if "," in text else numbers[0]
+
+
+def _setting(text: str) -> tuple[str, Any]:
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise NearkinError(f"A setting is written name=value, as backbone=lite0, not {text!r}.")
+    hints = get_type_hints(Plan)
+    if hints.get(name) is str:
+        return name, value
+    try:
+        return name, ast.literal_eval(value)
+    except (ValueError, SyntaxError):
+        return name, value
+
+
 @methods_app.callback()
 def methods(context: typer.Context) -> None:
     """List the methods, one line each."""
     if context.invoked_subcommand is None:
         from nearkin.report.methods import method_rows
 
-        Console().print(terminal_table(["method", "kind", "what it does"], method_rows()))
+        Console().print(terminal_table(["method", "kind", "what it does"], method_rows(), text=True))
         print("\nnearkin methods show NAME prints equations, settings and departures.")
 
 

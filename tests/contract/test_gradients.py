@@ -35,7 +35,8 @@ def test_they_reach_embeddings_through_a_strategy(spec):
 
 def holds_constants(spec):
     """Whether the header calls part of the loss a constant of the gradient: its oracle can then freeze that part."""
-    return "frozen" in inspect.signature(oracles.ORACLES[parse(spec).name]).parameters
+    known = oracles.ORACLES.get(parse(spec).name)
+    return known is not None and "frozen" in inspect.signature(known).parameters
 
 
 @pytest.mark.parametrize("spec", [spec for spec in SURE_SPECS if not holds_constants(spec)])

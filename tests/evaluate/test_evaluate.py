@@ -87,8 +87,7 @@ def test_the_gpu_s_way_of_counting_agrees_with_the_oracle(
 def test_block_size_and_threads_do_not_matter(rows: int, threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
     x, y = made(150, 20, seed=3, copies=60)
     expected = evaluate(x, y, metrics=naive.METRICS, per_query=True)
-    monkeypatch.setattr(ranks_module, "_rows_per_block", lambda *_: rows)
-    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    monkeypatch.setattr(ranks_module, "_split_work", lambda *_: (threads, rows))
     seen: list[tuple[int, int]] = []
     ours = evaluate(
         x, y, metrics=naive.METRICS, per_query=True, progress=lambda done, total: seen.append((done, total))
@@ -129,6 +128,16 @@ def test_minus_zero_is_zero() -> None:
     v = torch.tensor([[0.0, 1.0], [-0.0, 1.0]])
     keys = ranks_module._fingerprint(v)
     assert keys[0] == keys[1]
+
+
+def test_copies_are_found_and_nothing_else() -> None:
+    points = torch.randint(2, (200, 6), generator=torch.Generator().manual_seed(0)).float()
+    copies, originals = ranks_module._copies(points)
+    rows = [tuple(row) for row in points.tolist()]
+    assert sorted(zip(copies.tolist(), originals.tolist(), strict=True)) == [
+        (i, rows.index(row)) for i, row in enumerate(rows) if rows.index(row) < i
+    ]
+    assert len(ranks_module._copies(torch.arange(40.0).reshape(10, 4))[0]) == 0
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -213,15 +222,15 @@ def test_gradients_numpy_and_lists_are_no_obstacle() -> None:
     assert evaluate(x, y, metrics="R@1") == {"R@1": expected["R@1"]}
 
 
-def test_blocks_stay_small_whatever_the_gallery() -> None:
-    def size(gallery: int, widest: int) -> float:
-        points = torch.empty(1, dtype=torch.float32).expand(gallery, 512)
-        return ranks_module._rows_per_block(points, widest) * (gallery * 4 + widest * 32) / 2**20
-
-    assert size(60_502, 12) <= 128
-    assert size(5_924, 60) <= 128
-    assert size(1_000_000, 1000) <= 260
-    assert size(60_502, 30_000) <= 128
+@pytest.mark.parametrize("threads", [1, 2, 16])
+def test_blocks_stay_small_whatever_the_gallery(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    for gallery, widest in ((60_502, 12), (5_924, 60), (1_000_000, 1000), (60_502, 30_000), (10, 3)):
+        points = torch.empty(1, 1).expand(gallery, 512)
+        workers, rows = ranks_module._split_work(points, widest, gallery)
+        assert workers in (1, threads)
+        assert workers * rows >= min(64, gallery)
+        assert workers * rows * (gallery * 4 + widest * 32) <= 2**28 + 2**20
 
 
 X, Y = made(20, 4, seed=0)

@@ -9,14 +9,14 @@ neither on the order of the gallery nor on luck, and embeddings that are all ali
 may round equal columns differently, so gallery items with equal vectors are made to score equal.
 """
 
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from nearkin.similarity import Space, project
@@ -77,11 +77,8 @@ def stream_ranks(sides: Sides, *, space: Space, depth: Depth, rows: int | None =
     relevant = gallery.size - (gallery.own >= 0).long()
     bound = depth.of(relevant).clamp_max(len(gallery.points))
     widest, deepest = int(gallery.size.max()), int(bound.max())
-    rows = rows or _rows_per_block(gallery.points, widest)
-    buffer = gallery.points.new_empty(min(rows, len(relevant)), len(gallery.points))
-    for start in range(0, len(relevant), rows):
-        part = slice(start, min(start + rows, len(relevant)))
-        block = buffer[: part.stop - part.start]
+
+    def ranks(part: slice, block: Tensor) -> Ranks:
         _product(_points(sides.queries[part], space, query=True), gallery.points, out=block)
         if len(gallery.copies):
             block[:, gallery.copies] = block[:, gallery.originals]
@@ -89,22 +86,45 @@ def stream_ranks(sides: Sides, *, space: Space, depth: Depth, rows: int | None =
         above = _above_on_gpu(block, scores, deepest) if block.is_cuda else _above(block, scores, bound[part])
         place = torch.arange(1, scores.shape[1] + 1, device=block.device)
         missing = place > relevant[part, None]
-        yield part, Ranks((above + place).masked_fill_(missing, BEYOND), relevant[part])
+        return Ranks((above + place).masked_fill_(missing, BEYOND), relevant[part])
+
+    workers, fitting = _split_work(gallery.points, widest, len(relevant))
+    rows = rows or fitting
+    parts = [slice(i, min(i + rows, len(relevant))) for i in range(0, len(relevant), rows)]
+    yield from zip(parts, _run(ranks, parts, gallery.points, workers), strict=True)
 
 
-def _arrange(sides: Sides, space: Space, chunk: int = 1024) -> _Gallery:
+def _run(work: Callable[[slice, Tensor], Ranks], parts: list[slice], points: Tensor, workers: int) -> Iterator[Ranks]:
+    """The work on each part, in order. Each worker has a block of its own and, if there are several, one core."""
+    mine = threading.local()
+
+    def task(part: slice) -> Ranks:
+        if not hasattr(mine, "block"):
+            mine.block = points.new_empty(parts[0].stop, len(points))
+        return work(part, mine.block[: part.stop - part.start])
+
+    if points.is_cuda:
+        yield from map(task, parts)
+        return
+    from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
+
+    blas = torch.get_num_threads() if workers == 1 else 1
+    with threadpool_limits(blas, user_api="blas"), ThreadPoolExecutor(workers) as pool:
+        yield from pool.map(task, parts)
+
+
+def _arrange(sides: Sides, space: Space, chunk: int = 8192) -> _Gallery:
     """The gallery as points of the space, sorted by class; chunk by chunk, so that one copy of it is all it takes."""
     labels, order = sides.gallery_labels.sort()
     width = sides.gallery.shape[1] + (space == "ball")
-    points, keys = sides.gallery.new_empty(len(order), width), torch.empty_like(order)
+    points = sides.gallery.new_empty(len(order), width)
     for start in range(0, len(order), chunk):
         part = slice(start, start + chunk)
         points[part] = _points(sides.gallery[order[part]], space, query=False)
-        keys[part] = _fingerprint(points[part])
     column = torch.empty_like(order)
     column[order] = torch.arange(len(order), device=order.device)
     own = torch.where(sides.own >= 0, column[sides.own.clamp_min(0)], -1)
-    return _Gallery(points, *_classes(sides.query_labels, labels), own, *_copies(keys))
+    return _Gallery(points, *_classes(sides.query_labels, labels), own, *_copies(points))
 
 
 def _classes(query_labels: Tensor, sorted_labels: Tensor) -> tuple[Tensor, Tensor]:
@@ -138,19 +158,29 @@ def _fingerprint(points: Tensor) -> Tensor:
     return ((mixed ^ (mixed >> 32)) * 0x2545F4914F6CDD1D).sum(1)
 
 
-def _copies(keys: Tensor) -> tuple[Tensor, Tensor]:
-    """The positions whose key occurs earlier in the sorted order, and for each the position it repeats."""
+def _copies(points: Tensor) -> tuple[Tensor, Tensor]:
+    """The rows that repeat an earlier one, and for each the row it repeats."""
+    rough = _fingerprint(points[:, :4])  # most vectors differ in their first numbers already
+    _, number, times = torch.unique(rough, return_inverse=True, return_counts=True)
+    suspects = (times[number] > 1).nonzero().flatten()
+    keys = torch.cat([_fingerprint(points[part]) for part in torch.split(suspects, 4096)])
     sorted_keys, order = keys.sort(stable=True)
     first = torch.searchsorted(sorted_keys, sorted_keys)  # of each run of equal keys
     again = first != torch.arange(len(keys), device=keys.device)
-    return order[again], order[first[again]]
+    return suspects[order[again]], suspects[order[first[again]]]
 
 
-def _rows_per_block(points: Tensor, widest: int) -> int:
-    """Queries per block: enough for a fast product, few enough for some 128 MB (512 MB on a GPU)."""
-    budget = 2**29 if points.is_cuda else 2**27
+def _split_work(points: Tensor, widest: int, queries: int) -> tuple[int, int]:
+    """How many workers, and how many queries a block: some 256 MB in all (512 MB on a GPU), but at least 64 queries.
+
+    A worker for each core keeps all busy where a product by all cores and counting in turn does not; a gallery too
+    large for so many blocks gets one worker, whose product uses all cores.
+    """
     bytes_per_row = len(points) * points.element_size() + 32 * widest
-    return max(64, budget // bytes_per_row // 64 * 64)
+    fitting = (2**29 if points.is_cuda else 2**28) // bytes_per_row
+    threads = 1 if points.is_cuda else torch.get_num_threads()
+    workers = threads if fitting >= 64 * threads else 1
+    return workers, min(max(64, fitting // workers // 64 * 64), -(-queries // workers))
 
 
 def _product(x: Tensor, v: Tensor, *, out: Tensor) -> None:
@@ -203,22 +233,10 @@ def _above_on_gpu(block: Tensor, scores: Tensor, deepest: int) -> Tensor:
 
 
 def _above(block: Tensor, scores: Tensor, bound: Tensor) -> Tensor:
-    """The same on a CPU, row by row in threads, since NumPy counts several times faster than torch."""
+    """The same on a CPU by NumPy, which counts several times faster than torch; BEYOND below the bound."""
     above = torch.full(scores.shape, BEYOND)
-    workers = max(1, torch.get_num_threads())
-    chunk = -(-len(block) // workers)
-    arrays = [t.numpy() for t in (block, scores, bound, above)]
-    with ThreadPoolExecutor(workers) as pool:
-        for done in [
-            pool.submit(_count_rows, *(a[i : i + chunk] for a in arrays)) for i in range(0, len(block), chunk)
-        ]:
-            done.result()
-    return above
-
-
-def _count_rows(block: NDArray[Any], scores: NDArray[Any], bound: NDArray[Any], above: NDArray[Any]) -> None:
-    """Fill in `above`; what stays BEYOND lies below the bound or is no item at all."""
-    for row, wanted, last, result in zip(block, scores, bound.tolist(), above, strict=True):
+    rows = zip(block.numpy(), scores.numpy(), bound.tolist(), above.numpy(), strict=True)
+    for row, wanted, last, result in rows:
         wanted = wanted[wanted > -np.inf][:last]
         if len(wanted) > FEW:
             top = np.partition(row, -last)[-last:]
@@ -229,3 +247,4 @@ def _count_rows(block: NDArray[Any], scores: NDArray[Any], bound: NDArray[Any], 
             result[place] = np.count_nonzero(row >= score)
             if result[place] + place >= last:  # it lies below the bound, and so do the rest
                 break
+    return above

@@ -45,8 +45,8 @@ def methods_page() -> str:
     """docs/methods.md: every header, with its options and, for a loss, the picture of its gradients."""
     parts = [
         "# Methods",
-        "Generated from the headers of the files beside the papers by `python -m nearkin.report.docs`. The picture of a "
-        "loss shows how hard it pulls a positive at similarity s⁺ and pushes a negative at s⁻ to one sample.",
+        "Generated from the headers of the files beside the papers by `python -m nearkin.report.docs`. The picture "
+        "of a loss shows how hard it pulls a positive at similarity s⁺ and pushes a negative at s⁻ to one sample.",
     ]
     for name in sorted({**LOSSES, **STRATEGIES}):
         parts.append(f"## {name}")

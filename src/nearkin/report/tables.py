@@ -12,11 +12,13 @@ def score_cells(rows: Mapping[str, Mapping[str, float]]) -> tuple[list[str], lis
     return ["", *metrics], cells
 
 
-def terminal_table(header: Sequence[str], cells: Sequence[Sequence[str]], *, title: str = "") -> Table:
-    """A table for a terminal: the first column to the left, numbers to the right."""
+def terminal_table(
+    header: Sequence[str], cells: Sequence[Sequence[str]], *, title: str = "", text: bool = False
+) -> Table:
+    """A table for a terminal: the first column to the left, numbers to the right; with `text` all to the left."""
     table = Table(title=title or None, title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for number, name in enumerate(header):
-        table.add_column(name, justify="right" if number else "left", overflow="fold")
+        table.add_column(name, justify="right" if number and not text else "left", overflow="fold")
     for row in cells:
         table.add_row(*row)
     return table

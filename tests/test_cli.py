@@ -1,0 +1,97 @@
+"""The command line as a person uses it: help that suffices, tables, one-sentence errors with exit code 2."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from PIL import Image
+
+from nearkin.plan import Plan
+
+TINY = ["--data", "glyphs(classes=48, samples=6)", "--epochs", "1", "--batch", "24", "--dim", "16", "--device", "cpu"]
+
+
+def nearkin(*arguments: str, cwd=None) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "COLUMNS": "200", "NO_COLOR": "1"}
+    command = [sys.executable, "-m", "nearkin", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=environment, timeout=300)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("cli") / "run"
+    done = nearkin("train", *TINY, "--out", str(folder))
+    assert done.returncode == 0, done.stderr
+    return folder, done.stdout
+
+
+def test_train_prints_a_table_and_draws_a_picture(run):
+    folder, printed = run
+    assert "before training" in printed
+    assert "MAP@R" in printed
+    assert "kept: the last epoch" in printed
+    assert Image.open(folder / "neighbours.png").width > 500
+
+
+def test_eval_measures_what_train_measured(run):
+    folder, _ = run
+    done = nearkin("eval", str(folder), "--json", "--metrics", "R@1,MAP@R", "--device", "cpu")
+    assert done.returncode == 0, done.stderr
+    scores = json.loads(done.stdout)["scores"]
+    known = json.loads((folder / "result.json").read_text())["scores"]
+    assert scores == {name: known[name] for name in ("R@1", "MAP@R")}
+
+
+def test_help_shows_every_setting_with_its_default():
+    printed = nearkin("train", "--help").stdout
+    for name in vars(Plan()):
+        assert f"--{name.replace('_', '-')}" in printed
+    assert "0.0001" in printed
+    assert "proxy_anchor" in printed
+
+
+def test_methods_are_listed_and_shown():
+    listed = nearkin("methods").stdout
+    assert "proxy_anchor" in listed
+    assert "pair loss" in listed
+    shown = nearkin("methods", "show", "proxy_anchor").stdout
+    for word in ("Symbols", "Settings", "Departures", "Relations", "(4)", "alpha = 32.0"):
+        assert word in shown
+
+
+def test_data_counts_and_draws(tmp_path):
+    done = nearkin("data", "glyphs(classes=48, samples=6)", "--out", str(tmp_path / "sheet.png"))
+    assert done.returncode == 0, done.stderr
+    assert "144" in done.stdout
+    assert Image.open(tmp_path / "sheet.png").height > 200
+
+
+def test_suites_are_listed():
+    assert "smoke" in nearkin("bench").stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["train", "--method", "proxy_ancor"], "Did you mean 'proxy_anchor'?"),
+        (["train", "--method", "proxy_anchor(alfa=3)"], "Did you mean 'alpha'?"),
+        (["train", "--data", "folder:nowhere"], "nowhere"),
+        (["train", "--data", "glyps"], "glyphs"),
+        (["train", "--epochs", "many"], "many"),
+        (["train", "--backbone", "resnet5"], "no backbone"),
+        (["train", "--augment", "crops"], "Did you mean 'crop'?"),
+        (["eval", "nowhere"], "run folder"),
+        (["methods", "show", "nothing"], "There are:"),
+        (["bench", "nothing"], "no suite"),
+        (["bench", "smoke", "--set", "epochs"], "name=value"),
+        (["trian"], "trian"),
+    ],
+)
+def test_a_wrong_input_is_one_sentence_and_exit_code_2(arguments, words, tmp_path):
+    done = nearkin(*arguments, cwd=tmp_path)
+    assert done.returncode == 2, done.stderr
+    assert words in done.stderr
+    assert "Traceback" not in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1

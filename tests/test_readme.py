@@ -1,0 +1,84 @@
+"""What the README shows works, and what it prints is generated."""
+
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+
+import nearkin as nk
+from nearkin.losses import LOSSES
+from nearkin.report import docs
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text()
+COMMANDS = [
+    line.split("#")[0].strip()
+    for block in re.findall(r"```sh\n(.*?)```", README, re.DOTALL)
+    for line in block.splitlines()
+]
+QUICK = ["--epochs", "1", "--batch", "12", "--size", "32", "--device", "cpu"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A folder with photos/, one folder a class."""
+    place = tmp_path_factory.mktemp("readme")
+    rng = torch.Generator().manual_seed(0)
+    for label in range(8):
+        (place / "photos" / f"class{label}").mkdir(parents=True)
+        for number in range(4):
+            pixels = torch.randint(256, (40, 48, 3), generator=rng, dtype=torch.uint8)
+            Image.fromarray(pixels.numpy()).save(place / "photos" / f"class{label}" / f"{number}.png")
+    return place
+
+
+def run(words: list[str], cwd: Path) -> str:
+    done = subprocess.run([sys.executable, "-m", *words], cwd=cwd, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_there_are_commands_to_run():
+    assert [c.split()[0] for c in COMMANDS] == ["make", "make", "nearkin", "nearkin", "nearkin"]
+
+
+def test_the_commands_on_your_own_images_run_in_order(folder):
+    for command in COMMANDS:
+        words = shlex.split(command)
+        if words[0] == "nearkin":
+            run(words + (QUICK if words[1] == "train" else []), folder)
+    assert (folder / "photos.png").exists()
+    assert (folder / "runs" / "photos" / "result.json").exists()
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
+def test_the_demo_is_the_command_the_makefile_runs(folder):
+    recipe = subprocess.run(["make", "-n", "demo"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    command = shlex.split(recipe.strip().splitlines()[-1])
+    assert command[0].endswith("bin/nearkin")
+    quick = ["--data", "glyphs(classes=48, samples=6)", "--epochs", "1", "--batch", "24", "--device", "cpu"]
+    run(["nearkin", *command[1:], *quick], folder)
+    assert (folder / "runs" / "demo" / "neighbours.png").exists()
+
+
+def test_the_python_lines_run(folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    if not Path("runs/demo").exists():
+        nk.train(data="glyphs(classes=48, samples=6)", epochs=1, batch=24, device="cpu", out="runs/demo")
+    block = re.search(r"```python\n(.*?)```", README, re.DOTALL)[1]
+    names = {"embeddings": torch.randn(40, 512), "labels": torch.arange(40) % 10}
+    exec(block, names)
+    assert names["loss"].ndim == 0
+    assert set(names["scores"]) == {"R@1", "MAP@R"}
+
+
+def test_the_generated_parts_are_up_to_date():
+    assert docs.readme(README, ROOT) == README
+    assert docs.methods_page() == (ROOT / "docs" / "methods.md").read_text()
+    assert {p.stem for p in (ROOT / docs.PICTURES).glob("*.png")} == set(LOSSES)
