@@ -124,11 +124,11 @@ BACKBONES: dict[str, Backbone] = {
             "pool": "avg",
             "augment": "affine",
             "lr": 3e-3,
-            "batch": 128,
+            "batch": 120,
             "epochs": 40,
             "warmup": 0,
             "batch_norm": "train",
-            "schedule": "constant",
+            "schedule": "cosine",
         },
     ),
 }

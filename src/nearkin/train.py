@@ -1,17 +1,15 @@
 """The one loop. A method hooks into it by its six verbs; nothing here knows which method it is."""
 
 import dataclasses
-import signal
-import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from nearkin import checkpoint
 from nearkin.backbones import natural_plan
 from nearkin.data.augment import augment
 from nearkin.data.datasets import load_dataset
@@ -29,6 +27,7 @@ from nearkin.paths import cache_dir
 from nearkin.plan import Plan, checks_without_progress, lr_factor, make_optimiser, make_plan, set_training
 from nearkin.report.progress import Reporter, Status
 from nearkin.runs import Json, RunFolder, provenance, read_json, read_tensors, write_json, write_tensors
+from nearkin.stopping import stop_on_interrupt
 
 Network = Callable[[Tensor], Tensor]
 
@@ -286,16 +285,12 @@ class Training:
         about = {"names": self.model.names, "step": self.step, "epoch": self.step / self.per_epoch}
         write_tensors(self.run.model, self.model.embedder.state_dict(), about)
 
+    def _state(self) -> checkpoint.State:
+        return checkpoint.State(self.model.embedder, self.method, self.optimiser, self.losses, self.rng)
+
     def _save(self) -> None:
         """Write all that training needs to go on from here, bit for bit."""
         self._finite_losses(self.step % self.per_epoch or self.per_epoch)
-        moments = self.optimiser.state_dict()["state"]
-        tensors = {f"model.{k}": v for k, v in self.model.embedder.state_dict().items()}
-        tensors |= {f"method.{k}": v for k, v in self.method.state_dict().items()}
-        tensors |= {f"optimiser.{i}.{k}": v for i, state in moments.items() for k, v in state.items() if v is not None}
-        tensors |= {"losses": self.losses, "rng.augment": self.rng.get_state(), "rng.cpu": torch.get_rng_state()}
-        if self.device.type == "cuda":
-            tensors["rng.cuda"] = torch.cuda.get_rng_state(self.device)
         about = {
             "step": self.step,
             "scores": self.scores,
@@ -304,7 +299,7 @@ class Training:
             "events": len(self.run.events()),
             "images": len(self.train.images),
         }
-        write_tensors(self.run.checkpoint, tensors, about)
+        checkpoint.save(self.run.checkpoint, self._state(), about)
 
     def restore(self) -> None:
         """Go back to the last checkpoint, where there is one."""
@@ -316,22 +311,7 @@ class Training:
                 f"{self.run.path} was trained on {about['images']} images and {self.plan.data} has "
                 f"{len(self.train.images)} now: train anew."
             )
-
-        def below(prefix: str) -> dict[str, Tensor]:
-            return {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
-
-        self.model.embedder.load_state_dict(below("model."))
-        self.method.load_state_dict(below("method."))
-        moments: dict[int, dict[str, Tensor]] = {}
-        for key, value in below("optimiser.").items():
-            number, name = key.split(".", 1)
-            moments.setdefault(int(number), {})[name] = value
-        self.optimiser.load_state_dict({**self.optimiser.state_dict(), "state": moments})
-        self.losses.copy_(tensors["losses"])
-        self.rng.set_state(tensors["rng.augment"])
-        torch.set_rng_state(tensors["rng.cpu"])
-        if "rng.cuda" in tensors and self.device.type == "cuda":
-            torch.cuda.set_rng_state(tensors["rng.cuda"], self.device)
+        checkpoint.restore(self._state(), tensors)
         self.step, self.scores, self.seconds = about["step"], about["scores"], about["seconds"]
         self.trained = (about["trained"][0], about["trained"][1])
         self.run.keep_events(about["events"])
@@ -362,26 +342,6 @@ class Training:
             result["held_out" if self.plan.select != "test" else "test_chosen"] = max(self.scores)
         write_json(self.run.result, result)
         return scores
-
-
-@contextmanager
-def stop_on_interrupt() -> Iterator[threading.Event]:
-    """Ctrl-C once asks for a stop after the step; twice stops at once."""
-    asked = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
-        yield asked
-        return
-    usual = signal.getsignal(signal.SIGINT)
-
-    def ask(*_: object) -> None:
-        asked.set()
-        signal.signal(signal.SIGINT, usual)
-
-    signal.signal(signal.SIGINT, ask)
-    try:
-        yield asked
-    finally:
-        signal.signal(signal.SIGINT, usual)
 
 
 def train(

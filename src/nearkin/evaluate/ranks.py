@@ -71,7 +71,7 @@ def count_relevant(sides: Sides) -> Tensor:
     return size - (sides.own >= 0).long()
 
 
-def stream_ranks(sides: Sides, *, space: Space, depth: Depth, rows: int | None = None) -> Iterator[tuple[slice, Ranks]]:
+def stream_ranks(sides: Sides, *, space: Space, depth: Depth) -> Iterator[tuple[slice, Ranks]]:
     """For one block of queries after another: which queries, and the ranks of their relevant items."""
     gallery = _arrange(sides, space)
     relevant = gallery.size - (gallery.own >= 0).long()
@@ -88,8 +88,7 @@ def stream_ranks(sides: Sides, *, space: Space, depth: Depth, rows: int | None =
         missing = place > relevant[part, None]
         return Ranks((above + place).masked_fill_(missing, BEYOND), relevant[part])
 
-    workers, fitting = _split_work(gallery.points, widest, len(relevant))
-    rows = rows or fitting
+    workers, rows = _split_work(gallery.points, widest, len(relevant))
     parts = [slice(i, min(i + rows, len(relevant))) for i in range(0, len(relevant), rows)]
     yield from zip(parts, _run(ranks, parts, gallery.points, workers), strict=True)
 
