@@ -39,6 +39,7 @@ def surroundings() -> dict[str, object]:
     return {"model": model, "dataset": data, "batches": batches, "optimiser": optimiser, "torch": torch, "nk": nk}
 
 
+@pytest.mark.filterwarnings("ignore:Converting a tensor with requires_grad")  # pytorch-metric-learning's own
 @pytest.mark.parametrize("number", range(len(BLOCKS)))
 def test_a_block_of_the_page_runs_and_learns(number):
     names = surroundings()
@@ -56,6 +57,7 @@ def test_there_are_three_blocks():
     assert len(BLOCKS) == 3
 
 
+@pytest.mark.filterwarnings("ignore:Converting a tensor with requires_grad")
 def test_a_trainer_moves_the_proxies_too():
     names = surroundings()
     block = (

@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_origin, get_type_hints
 
-import click
 import typer
 from rich.console import Console
 from rich.markup import escape
@@ -17,6 +16,9 @@ from nearkin.errors import NearkinError
 from nearkin.plan import Plan
 from nearkin.report.progress import Reporter
 from nearkin.report.tables import score_cells, terminal_table
+
+# Which click typer stands on depends on its version; its own exceptions tell.
+ClickException: type[Any] = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
 
 app = typer.Typer(
     help="Deep metric learning: train embedding models whose nearest neighbours are kin, and measure them honestly.",
@@ -253,10 +255,10 @@ def main() -> None:
     except NearkinError as error:
         print(f"nearkin: {error}", file=sys.stderr)
         sys.exit(2)
-    except click.ClickException as error:
-        print(f"nearkin: {error.format_message()}", file=sys.stderr)
+    except ClickException as error:
+        print(f"nearkin: {' '.join(error.format_message().split())}", file=sys.stderr)
         sys.exit(2)
-    except (KeyboardInterrupt, click.Abort):
+    except (KeyboardInterrupt, typer.Abort):
         print("nearkin: stopped; a training goes on with nearkin train --resume --out ITS_FOLDER.", file=sys.stderr)
         sys.exit(130)
     sys.exit(code if isinstance(code, int) else 0)
