@@ -13,8 +13,6 @@ Made data of the size of Stanford Online Products' test set (60,502 × 512, 11,3
 """
 
 import argparse
-import json
-import platform
 import threading
 import time
 from collections.abc import Iterator
@@ -27,6 +25,7 @@ import torch
 from torch import Tensor
 
 from nearkin.evaluate import evaluate
+from nearkin.runs import provenance, write_json
 
 METRICS = ("R@1", "R@10", "R@100", "R@1000", "P@R", "MAP@R", "nDCG@100")
 PML = {"precision_at_1": "R@1", "r_precision": "P@R", "mean_average_precision_at_r": "MAP@R"}
@@ -131,7 +130,6 @@ def main() -> None:
         "classes": classes,
         "dim": options.dim,
         "threads": torch.get_num_threads(),
-        "versions": {"python": platform.python_version(), "torch": torch.__version__, "numpy": np.__version__},
         "ours": ours,
     }
     print(f"{options.items:,} x {options.dim}, {classes:,} classes, {torch.get_num_threads()} threads")
@@ -150,7 +148,7 @@ def main() -> None:
         )
     print(f"3. peak extra memory: {ours['extra_memory_mb']:.0f} MB")
     if options.out:
-        options.out.write_text(json.dumps(result, indent=2) + "\n")
+        write_json(options.out, {**result, **provenance()})
 
 
 if __name__ == "__main__":

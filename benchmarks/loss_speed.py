@@ -10,6 +10,7 @@ forward and backward allocate beyond the parameters and their gradients, in mult
 import argparse
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -21,6 +22,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from nearkin.losses.multi_similarity import MultiSimilarity
 from nearkin.method import Method, method
+from nearkin.runs import provenance, write_json
 from nearkin.similarity import References, relate
 
 Step = Callable[[], None]
@@ -174,15 +176,22 @@ def main() -> None:
     parser.add_argument("--small", action="store_true", help="small sizes, to see that it runs")
     parser.add_argument("--rounds", type=int, default=10, help="timed rounds (default 10)")
     parser.add_argument("--device", default="cpu", help="cpu (default) or cuda")
+    parser.add_argument("--out", type=Path, help="a JSON file for the figures and where they come from")
     args = parser.parse_args()
     size, device = SMALL if args.small else FULL, torch.device(args.device)
     torch.manual_seed(0)
     title = f"C = {size.classes:,}, D = {size.dim}, B = {size.batch}, {device}, {torch.get_num_threads()} threads"
     table = Table("what", "nearkin", "PML", "ratio", "goal", "reached", title=title)
-    for row in measure(size, rounds=args.rounds, device=device):
+    rows = measure(size, rounds=args.rounds, device=device)
+    for row in rows:
         reached = "" if args.small else "yes" if row.reached else "no"
         table.add_row(row.what, row.ours, row.pml, f"{row.ratio:.2f}", row.goal, reached)
     Console(width=160).print(table)
+    if args.out:
+        threads = torch.get_num_threads()
+        write_json(
+            args.out, {"size": size._asdict(), "threads": threads, "rows": [r._asdict() for r in rows], **provenance()}
+        )
 
 
 if __name__ == "__main__":

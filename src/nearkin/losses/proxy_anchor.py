@@ -7,7 +7,8 @@ Each proxy is an anchor that pulls the batch's samples of its class and pushes a
 
 Symbols
     P all proxies; P⁺ those with a positive sample in the batch; X_p⁺, X_p⁻ the batch's positives and negatives of p;
-    s cosine similarity; α scale; δ margin.
+    s cosine similarity; α scale; δ margin. With weights ω [B, P] every exponent is multiplied by its ω (Proxy-ISA,
+    Eq. 12; the averages of its Eq. 13 are the strategy's affair).
 
 Settings
     α = 32, δ = 0.1, proxies' learning rate × 100, AdamW 1e-4 (SOP, In-Shop 6e-4), weight decay 1e-4, batch 180,
