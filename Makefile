@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/ready
 
-.PHONY: demo test check docs clean
+.PHONY: demo test check clean
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -12,6 +12,7 @@ $(READY): pyproject.toml constraints.txt
 	touch $(READY)
 
 demo: $(READY)
+	rm -rf runs/demo
 	$(BIN)/nearkin train --out runs/demo
 
 check: $(READY)
@@ -23,4 +24,4 @@ test: check
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 
 clean:
-	rm -rf $(VENV) runs
+	rm -rf $(VENV) runs/demo

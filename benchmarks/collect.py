@@ -8,13 +8,15 @@ import json
 import shlex
 from pathlib import Path
 
+from nearkin.backbones import natural_plan
 from nearkin.plan import Plan
 from nearkin.runs import RunFolder, read_json, write_json
 
 
 def command(plan: dict[str, object]) -> str:
     """The command line that trains this plan; only what differs from the defaults is said."""
-    default = json.loads(json.dumps(vars(Plan())))
+    backbone = str(plan["backbone"])
+    default = json.loads(json.dumps({**vars(Plan()), **natural_plan(backbone)}))
     words = ["nearkin", "train"]
     for name, value in plan.items():
         if value != default[name]:

@@ -20,7 +20,10 @@ class Pairs:
         self.x, self.v = [point(a, space) for a in x], [point(a, space) for a in refs]
         self.B, self.R = len(self.x), len(self.v)
         self.d = [[math.dist(a, b) for b in self.v] for a in self.x]
-        self.s = [[1 - math.dist(a, b) ** 2 / 2 if space == "ball" else dot(a, b) for b in self.v] for a in self.x]
+        self.s = [
+            [1 - math.dist(a, b) ** 2 / 2 if space in ("ball", "euclidean") else dot(a, b) for b in self.v]
+            for a in self.x
+        ]
         self.w = weights or [[1.0] * self.R for _ in self.x]
         filled = [j for j in range(self.R) if self.labels[j] != EMPTY]
         self.filled = filled
@@ -37,7 +40,7 @@ def dot(a, b):
 def point(v, space):
     """The vector as a point of the space."""
     norm = math.sqrt(dot(v, v))
-    if space == "inner" or norm == 0 or (space == "ball" and norm <= 1):
+    if space in ("inner", "euclidean") or norm == 0 or (space == "ball" and norm <= 1):
         return [float(a) for a in v]
     return [a / norm for a in v]
 
@@ -155,7 +158,7 @@ def fast_ap(x, y, refs, ref_labels, self_row, *, bins, space="cosine", weights=N
     return mean(losses)
 
 
-def lifted(x, y, refs, ref_labels, self_row, *, margin, smooth, space="inner", weights=None):
+def lifted(x, y, refs, ref_labels, self_row, *, margin, smooth, space="euclidean", weights=None):
     p = Pairs(x, y, refs, ref_labels, self_row, space, weights)
     terms = []
     for i in range(p.B):

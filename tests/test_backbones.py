@@ -507,7 +507,7 @@ def test_poolings_that_there_are_not(text: str, sentence: str) -> None:
 # The embedder.
 
 
-@pytest.mark.parametrize("space", ["cosine", "ball", "inner"])
+@pytest.mark.parametrize("space", ["cosine", "ball", "euclidean", "inner"])
 def test_embeddings_lie_in_their_space(space: str) -> None:
     torch.manual_seed(0)
     embedder, x = Embedder(trunk("conv4"), dim=16, space=space).eval(), noise(6, 1, 32, 32)
@@ -517,7 +517,7 @@ def test_embeddings_lie_in_their_space(space: str) -> None:
         raw, out = embedder.head(embedder.trunk(x)), embedder(x)
     for v, got in zip(raw, out, strict=True):
         norm = float(v.square().sum().sqrt())
-        expected = {"cosine": v / norm, "ball": v / max(norm, 1.0), "inner": v}[space]
+        expected = {"cosine": v / norm, "ball": v / max(norm, 1.0), "euclidean": v, "inner": v}[space]
         assert torch.allclose(got, expected, atol=1e-6)
     norms = raw.norm(dim=1)
     assert norms.min() < 1 < norms.max()

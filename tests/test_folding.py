@@ -77,6 +77,27 @@ def test_what_does_not_feed_a_batch_norm_directly_stays():
     assert fold_batch_norms(twice, torch.zeros(1, 2, 4, 4)) == 0
 
 
+class Shortcut(nn.Module):
+    """A convolution whose output goes on beside its batch norm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.conv(x)
+        return y + self.norm(y)
+
+
+def test_a_convolution_that_feeds_something_else_too_is_not_folded():
+    net, x = Shortcut().eval(), torch.randn(2, 3, 5, 5)
+    state = {name: t.clone() for name, t in net.state_dict().items()}
+    before = net(x)
+    assert fold_batch_norms(net, x) == 0
+    assert torch.equal(net(x), before)
+    assert all(torch.equal(t, state[name]) for name, t in net.state_dict().items())
+
+
 def test_a_whole_backbone_folds():
     net = trunk("lite0", weights="none", size=64)
     folded = sum("forward" in vars(m) for m in net.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm))

@@ -39,14 +39,14 @@ def some(*shape, seed=0, scale=1.0):
 
 def naive_project(v, space):
     norm = math.sqrt(sum(a * a for a in v))
-    if space == "inner" or norm == 0 or (space == "ball" and norm <= 1):
+    if space in ("inner", "euclidean") or norm == 0 or (space == "ball" and norm <= 1):
         return list(v)
     return [a / norm for a in v]
 
 
 def naive_similarity(a, b, space):
     a, b = naive_project(a, space), naive_project(b, space)
-    if space == "ball":
+    if space in ("ball", "euclidean"):
         return 1 - sum((p - q) ** 2 for p, q in zip(a, b, strict=True)) / 2
     return sum(p * q for p, q in zip(a, b, strict=True))
 
@@ -70,7 +70,7 @@ def test_relate_in_every_space(space):
     assert r.per_class == 0
 
 
-@pytest.mark.parametrize("space", ["cosine", "ball"])
+@pytest.mark.parametrize("space", ["cosine", "ball", "euclidean"])
 def test_distance_is_two_minus_twice_the_similarity(space):
     """On the sphere that holds by geometry, in the ball by definition."""
     r = relate(some(4, 3), torch.arange(4), References(some(6, 3, seed=1), torch.arange(6)), space)
@@ -212,7 +212,7 @@ def test_gradients_reach_one_side_alone_and_both_where_they_are_the_same(space):
 
 def test_an_unknown_space_is_named_with_the_nearest():
     assert check_space("ball") == "ball"
-    with pytest.raises(NearkinError, match=r"no space 'cosin'.* Did you mean 'cosine'.*cosine, ball, inner"):
+    with pytest.raises(NearkinError, match=r"no space 'cosin'.* Did you mean 'cosine'.*cosine, ball, euclidean, inner"):
         check_space("cosin")
 
 

@@ -125,6 +125,45 @@ def test_a_loss_that_is_not_a_number_stops_with_its_step(tmp_path):
         nk.train(**{**TINY, "lr": 1e30, "clip_value": 0.0}, out=tmp_path / "run")
 
 
+def test_weights_that_are_not_finite_never_replace_a_checkpoint(tmp_path, monkeypatch):
+    module = sys.modules["nearkin.train"]
+    step = module.Training._one_step
+
+    def poisoned(self, *batch):
+        loss = step(self, *batch)
+        if self.step == 8:
+            with torch.no_grad():
+                self.model.embedder.head.linear.weight[0, 0] = torch.nan
+        return loss
+
+    monkeypatch.setattr(module, "SAVE_SECONDS", 0.0)
+    monkeypatch.setattr(module.Training, "_one_step", poisoned)
+    with pytest.raises(nk.NearkinError, match="not finite after step 9"):
+        nk.train(**TINY, out=tmp_path / "run")
+    assert read_tensors(RunFolder(tmp_path / "run").checkpoint)[1]["step"] == 8
+
+
+def test_settings_that_cannot_work_leave_no_run_behind(tmp_path):
+    with pytest.raises(nk.NearkinError, match="does not divide"):
+        nk.train(**{**TINY, "batch": 25}, method="contrastive", out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_held_out_classes_choose_even_where_checks_are_rarer_than_the_run_is_long(tmp_path):
+    run = nk.train(**TINY, select="validation", check_every=1000, out=tmp_path / "run")
+    assert [e["step"] for e in run.events() if e["event"] == "check"] == [read_json(run.result)["steps"]]
+
+
+def test_a_resumed_optimiser_has_the_layout_of_its_parameters(tmp_path):
+    module = sys.modules["nearkin.train"]
+    run = nk.train(**TINY, out=tmp_path / "run")
+    training = module.Training(module.make_plan(read_json(run.config)["plan"], {}), run, module.Reporter())
+    training.restore()
+    moments = [(p, m["exp_avg"]) for p, m in training.optimiser.state.items()]
+    assert moments
+    assert all(m.stride() == p.stride() for p, m in moments)
+
+
 def test_a_finished_run_is_not_overwritten(tmp_path):
     nk.train(**TINY, out=tmp_path / "run")
     with pytest.raises(nk.NearkinError, match="holds a run already"):

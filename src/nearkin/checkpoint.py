@@ -44,6 +44,10 @@ def restore(state: State, tensors: dict[str, Tensor]) -> None:
         number, name = key.split(".", 1)
         moments.setdefault(int(number), {})[name] = value
     state.optimiser.load_state_dict({**state.optimiser.state_dict(), "state": moments})
+    for parameter, own in state.optimiser.state.items():  # fused optimisers want the memory layout of the parameter
+        for name, value in own.items():
+            if value.shape == parameter.shape:
+                own[name] = torch.empty_like(parameter).copy_(value)
     state.losses.copy_(tensors["losses"])
     state.rng.set_state(tensors["rng.own"])
     torch.set_rng_state(tensors["rng.cpu"])

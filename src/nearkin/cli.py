@@ -12,10 +12,12 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+from nearkin.backbones import natural_plan
 from nearkin.errors import NearkinError
 from nearkin.plan import Plan
 from nearkin.report.progress import Reporter
 from nearkin.report.tables import score_cells, terminal_table
+from nearkin.runs import read_json
 
 # Which click typer stands on depends on its version; its own exceptions tell.
 ClickException: type[Any] = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
@@ -49,16 +51,19 @@ def train(
         given["metrics"] = tuple(given["metrics"].replace(" ", "").split(","))
     run = run_training(out=out, resume=resume, reporter=Reporter(Console()), **given)
     _show_result(run.path)
-    picture = neighbour_sheet(embed_test(run.path), run.path / "neighbours.png")
+    device = read_json(run.config)["plan"]["device"]
+    embedded = embed_test(run.path, device=device, reporter=Reporter(Console()))
+    picture = neighbour_sheet(embedded, run.path / "neighbours.png")
     print(f"Nearest neighbours of test images: {picture}")
 
 
 def _flags() -> list[inspect.Parameter]:
     """The fields of Plan as flags; None where one was not given, so that a backbone's own settings can show."""
-    hints = get_type_hints(Plan)
+    hints, own = get_type_hints(Plan), natural_plan(Plan.backbone)
     flags = []
     for field in dataclasses.fields(Plan):
         shown = ",".join(field.default) if isinstance(field.default, tuple) else str(field.default)
+        shown += f"; {Plan.backbone}: {own[field.name]}" if field.name in own else ""
         option = typer.Option(help=field.metadata["help"], show_default=shown or "empty")
         hint = str if get_origin(hints[field.name]) is tuple else hints[field.name]
         annotation = Annotated[hint | None, option]  # type: ignore[valid-type]
@@ -78,7 +83,7 @@ app.command()(_with_flags(train))
 
 
 def _show_result(run: Path) -> None:
-    from nearkin.runs import RunFolder, read_json
+    from nearkin.runs import RunFolder
 
     folder = RunFolder(run)
     result = read_json(folder.result)
@@ -143,6 +148,8 @@ def data(
     console.print(terminal_table(list(Part._fields), cells, title=f"{dataset.name} (last three: images per class)"))
     for sentence in dataset.notes:
         console.print(sentence, highlight=False, markup=False, soft_wrap=True)
+    if out.suffix.lower() not in (".png", ".jpg", ".jpeg"):
+        raise NearkinError(f"The contact sheet is a .png or .jpg file, not {out.name!r}.")
     class_sheet(dataset.train, title=f"{name}: training classes").save(out)
     print(f"Contact sheet: {out}")
 
@@ -254,6 +261,11 @@ def main() -> None:
         code = app(standalone_mode=False)
     except NearkinError as error:
         print(f"nearkin: {error}", file=sys.stderr)
+        sys.exit(2)
+    except OSError as error:
+        print(
+            f"nearkin: {error.strerror or error}: {error.filename or 'a file'}; choose another path.", file=sys.stderr
+        )
         sys.exit(2)
     except ClickException as error:
         print(f"nearkin: {' '.join(error.format_message().split())}", file=sys.stderr)

@@ -6,6 +6,8 @@ their gradients stay what they are. In train mode a batch norm runs as ever.
 """
 
 import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -16,15 +18,50 @@ from torch.func import functional_call
 BatchNorm = nn.modules.batchnorm._BatchNorm
 
 
-def fold_batch_norms(net: nn.Module, example: Tensor) -> int:
-    """Fold every batch norm that takes a convolution's output as it is; returns how many. Once a network."""
-    pairs = _pairs(net, example)
-    for conv, norm in pairs:
-        _fold(conv, norm)
-    return len(pairs)
-
-
 @torch.no_grad()
+def fold_batch_norms(net: nn.Module, example: Tensor) -> int:
+    """Fold every batch norm that takes a convolution's output as it is; returns how many. Once a network.
+
+    Where something else takes that output too, as the shortcut around some stems, folding would change the network:
+    then nothing is folded.
+    """
+    modes = [(m, m.training) for m in net.modules()]
+    net.eval()
+    pairs = _pairs(net, example)
+    with _random_norms([norm for _, norm in pairs]):
+        x = torch.randn(example.shape, generator=torch.Generator().manual_seed(0)).to(example)
+        before = _flat(net(x))
+        for conv, norm in pairs:
+            _fold(conv, norm)
+        same = (_flat(net(x)) - before).abs().max() <= 1e-3 * before.abs().max()
+    if not same:
+        for module in (m for pair in pairs for m in pair):
+            del module.forward
+    for module, mode in modes:
+        module.training = mode
+    return len(pairs) if same else 0
+
+
+def _flat(output: Any) -> Tensor:
+    return output.flatten() if isinstance(output, Tensor) else torch.cat([o.flatten() for o in output])
+
+
+@contextmanager
+def _random_norms(norms: list[Any]) -> Iterator[None]:
+    """Batch norms with statistics that show a difference, for a moment; fresh ones are next to the identity."""
+    kept = [{name: t.clone() for name, t in norm.state_dict(keep_vars=False).items()} for norm in norms]
+    rng = torch.Generator().manual_seed(1)
+    for norm in norms:
+        for t, low in ((norm.running_mean, -0.5), (norm.running_var, 0.5), (norm.weight, 0.5), (norm.bias, -0.5)):
+            if t is not None:
+                t.copy_(low + torch.rand(t.shape, generator=rng))
+    try:
+        yield
+    finally:
+        for norm, state in zip(norms, kept, strict=True):
+            norm.load_state_dict(state)
+
+
 def _pairs(net: nn.Module, example: Tensor) -> list[tuple[nn.Conv2d, Any]]:
     """Who feeds whom, seen in one pass in eval mode: the very tensor a convolution gave is what the batch norm gets."""
     source: dict[int, tuple[nn.Conv2d, Tensor]] = {}  # the tensor is kept, so that its id stays its own
@@ -40,11 +77,7 @@ def _pairs(net: nn.Module, example: Tensor) -> list[tuple[nn.Conv2d, Any]]:
 
     hooks = [m.register_forward_hook(gave) for m in net.modules() if isinstance(m, nn.Conv2d)]
     hooks += [m.register_forward_pre_hook(got) for m in net.modules() if isinstance(m, BatchNorm)]
-    modes = [(m, m.training) for m in net.modules()]
-    net.eval()
     net(example)
-    for module, mode in modes:
-        module.training = mode
     for hook in hooks:
         hook.remove()
     return [pair for pair in pairs if _alone(pair, pairs)]

@@ -7,13 +7,13 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, cast, get_args, get_type_hints
+from typing import Any, Literal, get_type_hints
 
 import torch
 from torch import nn
 
 from nearkin.errors import NearkinError
-from nearkin.evaluate import DEFAULT_METRICS
+from nearkin.evaluate import CLUSTERING, DEFAULT_METRICS, parse_metric
 from nearkin.spec import fits, nearest, words
 
 Schedule = Literal["step", "cosine", "plateau", "constant"]
@@ -41,7 +41,9 @@ class Plan:
     pool: str = setting("avg+max", "Pooling of the feature map: avg, max, avg+max (summed), gem.")
     bias: bool = setting(True, "A bias in the linear head.")
     layer_norm: bool = setting(False, "Layer norm before the linear head.")
-    space: str = setting("", "Geometry of model, loss and evaluation: cosine, ball, inner (empty: the method's own).")
+    space: str = setting(
+        "", "Geometry of model, loss and evaluation: cosine, ball, euclidean, inner (empty: the method's own)."
+    )
     size: int = setting(0, "Side of the square image the network sees, in pixels (0: the backbone's own).")
     augment: str = setting("resized_crop", "Training-time augmentation, as in 'resized_crop(scale=(0.16, 1))'.")
     halves: Literal["first", "swapped"] = setting("first", "Train on the first half of the classes, or the second.")
@@ -80,6 +82,22 @@ class Plan:
         return asked and self.select != "test"
 
 
+TINY = 1e-30  # stands for "above 0"
+RANGES: dict[str, tuple[float, float]] = {
+    **dict.fromkeys(("epochs", "batch", "decay_every"), (1, math.inf)),
+    "dim": (1, 100_000),
+    **dict.fromkeys(("size", "warmup", "patience", "check_every", "evaluate_every", "seed"), (0, 2**31)),
+    "images_per_class": (-1, math.inf),
+    **dict.fromkeys(("head_lr", "weight_decay", "clip_value", "clip_norm"), (0, 1e30)),
+    "lr": (TINY, 1e30),
+    "decay": (TINY, 1),
+    "momentum": (0, 1),
+    "fraction": (TINY, 1),
+    "held_out": (TINY, 1 - 1e-9),
+}
+"""What a number may be, both ends included."""
+
+
 def make_plan(given: Mapping[str, Any], natural: Mapping[str, Any]) -> Plan:
     """The plan of what was given, then what is natural to the backbone, then the defaults; each value checked."""
     fields = {f.name for f in dataclasses.fields(Plan)}
@@ -90,18 +108,19 @@ def make_plan(given: Mapping[str, Any], natural: Mapping[str, Any]) -> Plan:
         if name != "metrics" and not fits(value, hints[name]):
             raise NearkinError(f"The setting {name} is {words(hints[name])}, not {value!r}.")
     plan = Plan(**{**natural, **given})
-    for name in ("dim", "epochs", "batch", "decay_every"):
-        if getattr(plan, name) < 1:
-            raise NearkinError(f"The setting {name} is at least 1, not {getattr(plan, name)}.")
-    if not (0 < plan.fraction <= 1 and 0 < plan.held_out < 1):
-        raise NearkinError(
-            "The settings fraction and held_out are parts: above 0, fraction at most 1, held_out below 1."
-        )
+    for name, (least, most) in RANGES.items():
+        if not least <= getattr(plan, name) <= most:  # NaN is neither
+            limit = f"at least {least:g}" if most >= 1e30 else f"from {least:g} to {most:g}"
+            raise NearkinError(f"The setting {name} is {limit}, not {getattr(plan, name)}.")
+    metrics = (plan.metrics,) if isinstance(plan.metrics, str) else tuple(plan.metrics)
+    for metric in (*metrics, plan.select_by):
+        if metric not in CLUSTERING:
+            parse_metric(metric)
     device = resolve_device(plan.device)
     precision = ("bf16" if device.type == "cuda" else "float32") if plan.precision == "auto" else plan.precision
     if precision == "bf16" and device.type == "cpu":
         raise NearkinError("precision=bf16 needs a GPU here; on a CPU use float32.")
-    return dataclasses.replace(plan, device=str(device), precision=precision, metrics=tuple(plan.metrics))
+    return dataclasses.replace(plan, device=str(device), precision=precision, metrics=metrics)
 
 
 def resolve_device(name: str) -> torch.device:
@@ -111,9 +130,11 @@ def resolve_device(name: str) -> torch.device:
     try:
         device = torch.device(name)
     except RuntimeError:
-        raise NearkinError(f"There is no device {name!r}: use auto, cpu, cuda or cuda:1.") from None
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise NearkinError(f"The device {name!r} is not there: no GPU was found; use cpu.")
+        device = torch.device("meta")
+    if device.type not in ("cpu", "cuda"):
+        raise NearkinError(f"There is no device {name!r}: use auto, cpu, cuda or cuda:1.")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise NearkinError(f"The device {name!r} is not there: {torch.cuda.device_count()} GPUs were found; use cpu.")
     return device
 
 
@@ -170,8 +191,3 @@ def set_training(model: nn.Module, trunk: nn.Module, plan: Plan, *, warming_up: 
 def batch_norms(model: nn.Module) -> list[nn.Module]:
     """The batch norms of a model, timm's variants among them."""
     return [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
-
-
-def choices(field_type: Any) -> tuple[str, ...]:
-    """The words a Literal setting may be."""
-    return cast("tuple[str, ...]", get_args(field_type))

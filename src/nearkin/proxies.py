@@ -15,7 +15,7 @@ Initial = Literal["normal", "means"]
 class Proxies(nn.Module):
     """Vectors [C·K, D] with their labels; class c owns rows c·K … c·K + K − 1.
 
-    `speed` multiplies the learning rate (Proxy-Anchor's code: 100). `initial="normal"` draws N(0, 2/C) as that code
+    `speed` multiplies the learning rate (Proxy-Anchor's code: 100). `initial="normal"` draws N(0, 2/(C·K)) as that code
     does; `"means"` takes class means of the data at the first check.
     """
 

@@ -145,6 +145,12 @@ def _commit() -> str:
     return (head + ("+changes" if changed else "")) if tracked else "unknown"
 
 
+def short_commit(commit: str) -> str:
+    """Twelve letters of a commit, with what says that files had changed since."""
+    head, plus, changes = commit.partition("+")
+    return head[:12] + plus + changes
+
+
 def _git(folder: Path, *arguments: str) -> str:
     done = subprocess.run(["git", *arguments], cwd=folder, capture_output=True, text=True, check=True, timeout=10)
     return done.stdout.strip()

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from nearkin.errors import NearkinError
 from nearkin.spec import nearest
 
-Space = Literal["cosine", "ball", "inner"]
+Space = Literal["cosine", "ball", "euclidean", "inner"]
 SPACES: tuple[Space, ...] = get_args(Space)
 By = Literal["row", "column"]
 
@@ -82,9 +82,9 @@ _FLOOR: dict[Space, float] = {"cosine": 1e-6, "ball": 1.0}
 
 
 def project(v: Tensor, space: Space) -> Tensor:
-    """The vectors as points of the space: unit vectors (cosine), v if ‖v‖ ≤ 1 else v/‖v‖ (ball), or v (inner)."""
+    """The vectors as points of the space: unit vectors (cosine), v if ‖v‖ ≤ 1 else v/‖v‖ (ball), else v itself."""
     v = at_least_float32(v)
-    return v if space == "inner" else v / _norm(v).clamp_min(_FLOOR[space])
+    return v / _norm(v).clamp_min(_FLOOR[space]) if space in _FLOOR else v
 
 
 def _norm(v: Tensor) -> Tensor:
@@ -137,12 +137,12 @@ def _compare(x: Tensor, w: Tensor, floor: float) -> tuple[Tensor, Tensor]:
 
 
 def pairwise(x: Tensor, v: Tensor, space: Space) -> Tensor:
-    """Similarity [B, R] of projected points: x·v; in the ball 1 − ‖x − v‖²/2, so that d² = 2 − 2s as on the sphere."""
+    """Similarity [B, R] of projected points: x·v (cosine, inner), or 1 − ‖x − v‖²/2, so that d² = 2 − 2s as there."""
     return _similarity(x @ v.T, x, v, space)
 
 
 def _similarity(products: Tensor, x: Tensor, v: Tensor, space: Space) -> Tensor:
-    if space != "ball":
+    if space in ("cosine", "inner"):
         return products
     return products + (1 - (x.square().sum(-1)[:, None] + v.square().sum(-1)) / 2)
 
@@ -152,7 +152,7 @@ def relate(x: Tensor, y: Tensor, refs: References, space: Space) -> Relation:
     with torch.autocast(x.device.type, enabled=False):  # inside a user's autocast, too, s is float32
         dtype = torch.float64 if torch.float64 in (x.dtype, refs.vectors.dtype) else torch.float32
         a, w = project(x.to(dtype), space), refs.vectors.to(dtype)
-        products, v = (a @ w.T, w) if space == "inner" else _compare(a, w, _FLOOR[space])
+        products, v = _compare(a, w, _FLOOR[space]) if space in _FLOOR else (a @ w.T, w)
         s = _similarity(products, a, v, space)
     same, filled = y[:, None] == refs.labels, refs.labels != EMPTY
     pos, neg = same & filled, ~same & filled
@@ -167,7 +167,7 @@ def batch_references(x: Tensor, y: Tensor) -> References:
 
 
 def squared_distance(r: Relation) -> Tensor:
-    """Squared Euclidean distance [B, R], never negative: 2 − 2s on the sphere and in the ball, by norms elsewhere."""
+    """Squared Euclidean distance [B, R], never negative: 2 − 2s, and by norms where s is the inner product."""
     if r.space != "inner":
         return (2 - 2 * r.s).clamp_min(0)
     norms = r.x.square().sum(-1)[:, None] + r.vectors.square().sum(-1)

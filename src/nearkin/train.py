@@ -50,6 +50,7 @@ class Training:
         torch.manual_seed(plan.seed)
         self.plan, self.run, self.reporter, self.opener = plan, run, reporter, opener
         self.device = torch.device(plan.device)
+        self.bad: list[str] = []  # images that cannot be read, each with the reason
         data = load_dataset(plan.data, halves=plan.halves)
         for sentence in data.notes:
             reporter.note(sentence)
@@ -63,8 +64,8 @@ class Training:
         size, short, normalise = self.model.size, self.model.short, embedder.trunk.normalise
         self.augment = augment(plan.augment, size=size, short=short, normalise=normalise, compiled=plan.compile)
         self.train = self._part(train, "training")
-        if self.train.images.classes != train.classes:
-            raise NearkinError("None of the images of a training class can be read: mend the class or remove it.")
+        if lost := sorted(set(train.names) - set(self.train.images.names)):
+            raise NearkinError(f"No image of the training class {lost[0]!r} can be read: mend the class or remove it.")
         self.validation = None if validation is None else self._part(validation, "held-out")
         self.test = self._part(data.test, "test")
 
@@ -89,6 +90,7 @@ class Training:
         self.seconds = 0.0
         self.paused = self.lap = self.watched = 0.0  # clocks: checks in this epoch, its beginning, the last look
         self.timed = False
+        self.kept = False  # a model was kept since the last checkpoint
         self.network: Network = embedder
 
     def _part(self, images: Images, what: str) -> Part:
@@ -102,6 +104,7 @@ class Training:
                 cache=cache_dir(),
                 progress=progress,
             )
+        self.bad += [str(image) for image in bad]
         if bad:
             self.reporter.note(f"{len(bad)} {what} images cannot be read and are left out, the first: {bad[0]}")
         return Part(images, store)
@@ -136,12 +139,12 @@ class Training:
                 self._watch(status)
                 if self.step % self.per_epoch == 0:
                     self._end_epoch()
-                if self.step % self.check_every == 0:
+                if self.step % self.check_every == 0 or self.step == total:
                     self._check()
                 self.seconds = before + time.monotonic() - began
-                if asked.is_set() or time.monotonic() - saved > SAVE_SECONDS:
+                if asked.is_set() or self.kept or time.monotonic() - saved > SAVE_SECONDS:
                     self._save()
-                    saved = time.monotonic()
+                    saved, self.kept = time.monotonic(), False
                 if asked.is_set():
                     raise KeyboardInterrupt
             self._save()
@@ -226,6 +229,7 @@ class Training:
             self.reporter.epoch(f"step {self.step}  {by} {score:.2f}")
             if self.plan.select != "last" and checks_without_progress(self.scores) == 0:
                 self._keep()
+                self.kept = True
         self.method.at_check(self.model.embedder, self._embed, self.labels, score)
         self.paused += time.monotonic() - began
 
@@ -291,6 +295,8 @@ class Training:
     def _save(self) -> None:
         """Write all that training needs to go on from here, bit for bit."""
         self._finite_losses(self.step % self.per_epoch or self.per_epoch)
+        if not all(p.isfinite().all() for p in self.model.embedder.parameters()):
+            raise NearkinError(f"The weights are not finite after step {self.step}: lower the learning rate.")
         about = {
             "step": self.step,
             "scores": self.scores,
@@ -329,6 +335,7 @@ class Training:
             "before": before,
             "queries": scores.queries,
             "left_out": scores.left_out,
+            "unreadable": self.bad,
             "select": self.plan.select,
             "kept_epoch": about["epoch"],
             "method": str(self.method.spec),
@@ -360,6 +367,7 @@ def train(
     if run.result.exists():
         return run
     training = Training(plan, run, reporter or Reporter(), opener)
+    training._batches()  # refuses impossible batches before anything is written
     write_json(
         run.config,
         {"plan": dataclasses.asdict(plan), "method": str(training.method.spec), "space": training.method.space},

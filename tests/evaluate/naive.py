@@ -12,6 +12,8 @@ METRICS = ("R@1", "R@3", "P@1", "P@5", "P@R", "MAP@R", "MAP@1", "MAP@7", "nDCG@1
 def similarity(a: np.ndarray, b: np.ndarray, space: str) -> float:
     if space == "inner":
         return float(np.dot(a, b))
+    if space == "euclidean":
+        return -float(((a - b) ** 2).sum())
     if space == "cosine":
         return float(np.dot(a / np.linalg.norm(a), b / np.linalg.norm(b)))
     a, b = a / max(1.0, float(np.linalg.norm(a))), b / max(1.0, float(np.linalg.norm(b)))

@@ -21,6 +21,9 @@ from torch import Tensor
 
 from nearkin.similarity import Space, project
 
+BY_DISTANCE: tuple[Space, ...] = ("ball", "euclidean")
+"""Where an inner product alone does not order a gallery."""
+
 BEYOND = 2**40
 """Added to the rank of an item that lies beyond the depth asked for: larger than any gallery."""
 
@@ -115,7 +118,7 @@ def _run(work: Callable[[slice, Tensor], Ranks], parts: list[slice], points: Ten
 def _arrange(sides: Sides, space: Space, chunk: int = 8192) -> _Gallery:
     """The gallery as points of the space, sorted by class; chunk by chunk, so that one copy of it is all it takes."""
     labels, order = sides.gallery_labels.sort()
-    width = sides.gallery.shape[1] + (space == "ball")
+    width = sides.gallery.shape[1] + (space in BY_DISTANCE)
     points = sides.gallery.new_empty(len(order), width)
     for start in range(0, len(order), chunk):
         part = slice(start, start + chunk)
@@ -135,10 +138,10 @@ def _classes(query_labels: Tensor, sorted_labels: Tensor) -> tuple[Tensor, Tenso
 def _points(v: Tensor, space: Space, *, query: bool) -> Tensor:
     """Points whose plain inner product orders a query's gallery as `pairwise` does.
 
-    In the ball 1 − ‖x − v‖²/2 differs from x·v − ‖v‖²/2 by a constant of the query: one more coordinate does it.
+    By distance, 1 − ‖x − v‖²/2 differs from x·v − ‖v‖²/2 by a constant of the query: one more coordinate does it.
     """
     v = project(v, space)
-    if space != "ball":
+    if space not in BY_DISTANCE:
         return v
     last = torch.ones_like(v[:, :1]) if query else v.square().sum(1, keepdim=True) / -2
     return torch.cat([v, last], dim=1)

@@ -14,7 +14,7 @@ Symbols
     Weights multiply α − d and d, of the pair they belong to.
 
 Settings
-    α = 1, embeddings not normalised (space `inner`), batch 128, SGD.
+    α = 1, embeddings not normalised (space `euclidean`), batch 128, SGD.
 
 Departures
     None on a batch. On other relations the second sum runs down the column of reference j, over the samples, as on a
@@ -49,7 +49,7 @@ def lifted(r: Relation, *, margin: float, smooth: bool, weights: Tensor | None =
 class Lifted(Loss):
     """Lifted structure, smooth or with the hardest negative alone."""
 
-    space = "inner"
+    space = "euclidean"
     images_per_class = 4
 
     def __init__(self, *, margin: float = 1.0, smooth: bool = True) -> None:

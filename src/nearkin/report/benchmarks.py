@@ -5,7 +5,6 @@ t-test over the seeds both have, corrected by Holm over the rows compared; nothi
 """
 
 import math
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -15,7 +14,7 @@ from rich.text import Text
 from nearkin.bench import Board
 from nearkin.evaluate.statistics import Comparison, Summary, against, summary
 from nearkin.report.tables import markdown_table, terminal_table
-from nearkin.runs import Json
+from nearkin.runs import Json, short_commit
 from nearkin.suites import Part, Published, Row
 
 LEVEL = 0.05
@@ -217,15 +216,10 @@ def _about_ours(board: Board, runs: Sequence[Json]) -> list[str]:
     changed = {k: v for k, v in board.sheet.overrides.items() if k != "device"}
     if changed:
         notes.append(f"Changed for all rows: {', '.join(f'{k} = {v}' for k, v in changed.items())}.")
-    commits = each(lambda r: _short(r["commit"]))
+    commits = each(lambda r: short_commit(r["commit"]))
     where = each(lambda r: f"{r['hardware']}, {r['precision']}")
     notes.append(f"Commit {commits}; {where}; torch {each(lambda r: r['versions']['torch'])}.")
     return notes
-
-
-def _short(commit: str) -> str:
-    """A commit's first digits; what says that it was changed stays."""
-    return re.sub(r"^([0-9a-f]{10})[0-9a-f]{30}", r"\1", commit)
 
 
 def _gaps(board: Board, part: Part) -> list[str]:

@@ -10,7 +10,7 @@ from nearkin.losses import LOSSES
 from nearkin.report.gradients import draw
 from nearkin.report.methods import citation, kind, method_page
 from nearkin.report.tables import markdown_table, score_cells
-from nearkin.runs import read_json
+from nearkin.runs import read_json, short_commit
 from nearkin.strategies import STRATEGIES
 
 DEMO = Path("benchmarks/results/demo.json")
@@ -37,7 +37,7 @@ def demo_table(root: Path) -> str:
     result = record["result"]
     table = markdown_table(*score_cells({"before training": result["before"], "after": result["scores"]}))
     queries = f"{result['queries']:,} queries of unseen classes, percent"
-    where = f"{result['hardware']}, commit {result['commit'][:12]}, seed {result['seed']}"
+    where = f"{result['hardware']}, commit {short_commit(result['commit'])}, seed {result['seed']}"
     return f"{table}\n\n{queries}; {result['seconds']:.0f} s of training on {where}."
 
 
