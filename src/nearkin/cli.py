@@ -136,6 +136,7 @@ def data(
 ) -> None:
     """Show what is in a data set: counts, splits, what is wrong with it, and a contact sheet picture."""
     from nearkin.data.datasets import Part, describe, load_dataset
+    from nearkin.data.stores import unreadable
     from nearkin.report.sheets import class_sheet
 
     console = Console()
@@ -146,7 +147,7 @@ def data(
         for p in describe(dataset)
     ]
     console.print(terminal_table(list(Part._fields), cells, title=f"{dataset.name} (last three: images per class)"))
-    for sentence in dataset.notes:
+    for sentence in (*dataset.notes, *unreadable(dataset)):
         console.print(sentence, highlight=False, markup=False, soft_wrap=True)
     if out.suffix.lower() not in (".png", ".jpg", ".jpeg"):
         raise NearkinError(f"The contact sheet is a .png or .jpg file, not {out.name!r}.")

@@ -166,6 +166,8 @@ class Strategy(Method):
 
 def check_batch(x: Tensor, y: Tensor, classes: int | None = None) -> None:
     """Refuse what is no batch, in a sentence. Label values are looked at only where that costs no device sync."""
+    if not (isinstance(x, Tensor) and isinstance(y, Tensor)):
+        raise NearkinError(f"A method takes tensors; got {type(x).__name__} and {type(y).__name__}.")
     if x.ndim != 2 or y.ndim != 1 or len(x) != len(y) or not len(y):
         raise NearkinError(f"A method takes embeddings [B, D] and labels [B]; got {list(x.shape)} and {list(y.shape)}.")
     if y.is_floating_point() or y.dtype == torch.bool:

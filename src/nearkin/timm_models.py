@@ -3,6 +3,7 @@
 import importlib
 import sys
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from typing import Any, cast
 
 import torch
@@ -89,7 +90,8 @@ def build_timm(name: str, size: int, pretrained: bool) -> nn.Module:
         ) from error
     features = blank_pass(net.forward_features, net, channels=config.input_size[0], size=size)
     if isinstance(features, Tensor) and features.ndim == 4:
-        net.reset_classifier(0, "")
+        with suppress(AssertionError):  # a head that pools in any case: then its pooled vector is what there is
+            net.reset_classifier(0, "")
     return cast("nn.Module", net)
 
 

@@ -119,6 +119,19 @@ class Training:
             *self.method.groups(self.plan.lr),
         ]
 
+    def resolved(self) -> Json:
+        """What the plan's blanks (0, -1, empty) came to."""
+        own = self.plan.images_per_class
+        return {
+            "size": self.model.size,
+            "images_per_class": self.method.images_per_class if own < 0 else own,
+            "head_lr": self.plan.head_lr or self.plan.lr,
+            "check_every": self.check_every,
+            "steps_per_epoch": self.per_epoch,
+            "training_images": len(self.train.images),
+            "training_classes": self.train.images.classes,
+        }
+
     # The loop.
 
     def go(self) -> Scores:
@@ -370,7 +383,12 @@ def train(
     training._batches()  # refuses impossible batches before anything is written
     write_json(
         run.config,
-        {"plan": dataclasses.asdict(plan), "method": str(training.method.spec), "space": training.method.space},
+        {
+            "plan": dataclasses.asdict(plan),
+            "method": str(training.method.spec),
+            "space": training.method.space,
+            "resolved": training.resolved(),
+        },
     )
     training.restore()
     training.go()

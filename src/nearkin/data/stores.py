@@ -10,7 +10,7 @@ from torch import Tensor
 
 from nearkin.data.augment import short_side
 from nearkin.data.decode import PIXEL_LIMIT, BadImage, as_channels, resize, stored_size
-from nearkin.data.images import Images, Progress
+from nearkin.data.images import Dataset, Images, Progress, listed
 from nearkin.data.packs import DamagedPack, Packs, PackWriter, packs_folder
 from nearkin.data.pixels import TILE, Packed, first_tiles, tile_counts, write_tiles
 from nearkin.data.reading import Files, decode_all, look_up, measure_all
@@ -56,6 +56,17 @@ def open_store(
         except DamagedPack:  # it has been removed, so the next round decodes what was in it
             continue
     raise NearkinError(f"The decoded images in {folder} are damaged and cannot be removed: delete that folder.")
+
+
+def unreadable(dataset: Dataset) -> list[str]:
+    """Sentences that name the images of a data set that cannot be used, as far as their headers tell."""
+    sentences = []
+    for name, part in (("training", dataset.train), ("test", dataset.test)):
+        if not isinstance(part.sources, Tensor):
+            _, _, bad = open_store(part, short=64, device="cpu", keep="stream")
+            shown = listed([str(image) for image in bad])
+            sentences += [f"{len(bad):,} {name} images cannot be read and would be left out: {shown}"] if bad else []
+    return sentences
 
 
 def pack_tensor(pixels: Tensor, *, short: int, channels: int) -> Packed:
