@@ -16,6 +16,7 @@ class Reporter:
 
     def __init__(self, console: Console | None = None) -> None:
         self.console = console
+        self.training_now = False  # one bar at a time: within a training the smaller ones are left out
 
     @property
     def watched(self) -> bool:
@@ -30,7 +31,7 @@ class Reporter:
     @contextmanager
     def bar(self, title: str) -> Iterator[Advance]:
         """A bar for work of known length; without a terminal a line every ten seconds."""
-        if self.console is None:
+        if self.console is None or self.training_now:
             yield lambda _done, _total: None
         elif self.console.is_terminal:
             columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
@@ -65,7 +66,11 @@ class Reporter:
         )
         with Progress(*columns, console=self.console, transient=True) as progress:
             task = progress.add_task("", total=total, text="")
-            yield lambda done, text: progress.update(task, completed=done, text=text)
+            self.training_now = True
+            try:
+                yield lambda done, text: progress.update(task, completed=done, text=text)
+            finally:
+                self.training_now = False
 
     def epoch(self, sentence: str) -> None:
         """An epoch's line; in a terminal the bar says it already."""
