@@ -170,7 +170,7 @@ def test_everything_one_has_to_know_is_said(table):
     assert "Ours: lite0 (default weights); 224 px; 512-d; ± is the standard error over seeds 0, 1, 2, 3." in notes
     assert "What chose our epoch: the best ON THE TEST SET." in notes
     assert "Changed for all rows: backbone = lite0." in notes
-    assert "Commit 0123456789+changes; One GPU, bf16; torch 2.11." in notes
+    assert "Commit 0123456789ab+changes; One GPU, bf16; torch 2.11." in notes
     assert "Our network (lite0) is not the paper's (bn_inception)" in notes
     assert "Methods that are not there yet: Absent (not_there_yet)." in notes
     assert "Failing failed: The loss was nan at step 3." in notes
