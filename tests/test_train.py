@@ -55,30 +55,46 @@ def test_a_loaded_model_embeds_as_the_run_measured(tmp_path):
     assert nk.evaluate(x, test.labels, metrics=("R@1",))["R@1"] == read_json(run.result)["scores"]["R@1"]
 
 
-@pytest.mark.parametrize(
-    "spec", ["proxy_anchor", "xbm(contrastive(form=c1), size=64, start=3)", "soft_triple(per_class=3)"]
-)
-def test_a_run_stopped_anywhere_goes_on_bit_for_bit(tmp_path, monkeypatch, spec):
-    whole = nk.train(**TINY, method=spec, out=tmp_path / "whole")
-    module = sys.modules["nearkin.train"]
-    step = module.Training._one_step
+def interrupted_at(number: int, monkeypatch: pytest.MonkeyPatch, **settings: object) -> RunFolder:
+    """A run that Ctrl-C stops in step `number` (from 0): the step ends, then all is saved."""
+    training = sys.modules["nearkin.train"].Training
+    step = training._one_step
 
-    def interrupted(self, *batch):
-        if self.step == 8:
-            os.kill(os.getpid(), signal.SIGINT)  # as Ctrl-C in the second epoch: the step ends, then all is saved
+    def interrupt(self, *batch):
+        if self.step == number:
+            os.kill(os.getpid(), signal.SIGINT)
         return step(self, *batch)
 
-    monkeypatch.setattr(module.Training, "_one_step", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        nk.train(**TINY, method=spec, out=tmp_path / "cut")
-    monkeypatch.undo()
-    cut = RunFolder(tmp_path / "cut")
-    assert read_tensors(cut.checkpoint)[1]["step"] == 9
-    resumed = nk.train(out=tmp_path / "cut", resume=True)
+    with monkeypatch.context() as patch:
+        patch.setattr(training, "_one_step", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            nk.train(**settings)
+    run = RunFolder(settings["out"])
+    assert read_tensors(run.checkpoint)[1]["step"] == number + 1
+    return run
+
+
+def without_times(run: RunFolder) -> list[dict[str, object]]:
+    return [{k: v for k, v in event.items() if k != "seconds"} for event in run.events()]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"method": "proxy_anchor"},
+        {"method": "xbm(contrastive(form=c1), size=64, start=3)"},
+        {"method": "soft_triple(per_class=3)"},
+        # Checks within the epoch: those after its beginning must not change its learning rate on resume.
+        {"schedule": "plateau", "check_every": 1, "decay_every": 1, "decay": 0.1, "lr": 0.02},
+    ],
+)
+def test_a_run_stopped_anywhere_goes_on_bit_for_bit(tmp_path, monkeypatch, settings):
+    whole = nk.train(**{**TINY, **settings}, out=tmp_path / "whole")
+    cut = interrupted_at(6, monkeypatch, **{**TINY, **settings}, out=tmp_path / "cut")
+    resumed = nk.train(out=cut.path, resume=True)
     assert same(whole, resumed)
     assert read_json(whole.result)["scores"] == read_json(resumed.result)["scores"]
-    events = [[{k: v for k, v in e.items() if k != "seconds"} for e in run.events()] for run in (whole, resumed)]
-    assert events[0] == events[1]
+    assert without_times(whole) == without_times(resumed)
 
 
 def test_a_killed_process_leaves_a_run_that_goes_on_bit_for_bit(tmp_path):
