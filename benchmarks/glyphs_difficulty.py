@@ -4,7 +4,7 @@
     python benchmarks/glyphs_difficulty.py --spec "glyphs(shift=1.5)" --epochs 0
 
 Prints R@1 of raw pixels and of an untrained network, on all training classes and on the quarter that is held out, and
-of a network trained on the rest, at its last epoch, on that quarter. Raw pixels should fail and training should succeed.
+of a network trained on the rest, at its last epoch, on that quarter. Raw pixels should fail, training should succeed.
 """
 
 import argparse
