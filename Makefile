@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/ready
 
-.PHONY: demo test check clean
+.PHONY: demo test check browser clean
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -20,7 +20,13 @@ check: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-test: check
+# The pages are tested in a real browser: Debian's, put there where that needs no password; without one they are skipped.
+browser:
+	@command -v chromium >/dev/null || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null \
+		&& apt-get -qq update && apt-get -qq install --yes --no-install-recommends chromium; } \
+		|| echo "There is no chromium: tests in a browser will be skipped."
+
+test: check browser
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 
 clean:

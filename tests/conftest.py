@@ -1,0 +1,43 @@
+"""What tests share: a real browser."""
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+PICTURES = Path("test-pictures")  # screenshots, to be looked at
+
+FLAGS = (  # quiet, and able to run as root
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+)
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[object]:
+    """Debian's chromium without a window. Where there is none, tests are skipped, or fail if NEARKIN_BROWSER=required."""
+    path = shutil.which("chromium")
+    if path is None:
+        if os.environ.get("NEARKIN_BROWSER") == "required":
+            pytest.fail("There is no chromium, and NEARKIN_BROWSER says that it is required.")
+        pytest.skip("There is no chromium.")
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        chromium = playwright.chromium.launch(executable_path=path, args=list(FLAGS))
+        yield chromium
+        chromium.close()
+
+
+@pytest.fixture
+def picture() -> Callable[[str], str]:
+    """Where a screenshot of that name goes: a folder that outlives the test."""
+    PICTURES.mkdir(exist_ok=True)
+    return lambda name: str(PICTURES / f"{name}.png")
