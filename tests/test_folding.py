@@ -100,5 +100,18 @@ def test_a_convolution_that_feeds_something_else_too_is_not_folded():
 
 def test_a_whole_backbone_folds():
     net = trunk("lite0", weights="none", size=64)
-    folded = sum("forward" in vars(m) for m in net.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm))
-    assert folded == 49
+    assert sum(hasattr(m, "folded") for m in net.modules()) == 49
+
+
+def test_the_next_network_of_the_same_kind_is_not_compiled_again():
+    graphs = []
+
+    def backend(graph, _inputs):
+        graphs.append(graph)
+        return graph
+
+    for _ in range(2):
+        net, x = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)).eval(), torch.randn(2, 3, 8, 8)
+        assert fold_batch_norms(net, x) == 1
+        torch.compile(net, backend=backend)(x)
+    assert len(graphs) == 1

@@ -8,7 +8,7 @@ their gradients stay what they are. In train mode a batch norm runs as ever.
 import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
+from functools import cache
 from typing import Any
 
 import torch
@@ -35,8 +35,8 @@ def fold_batch_norms(net: nn.Module, example: Tensor) -> int:
             _fold(conv, norm)
         same = (_flat(net(x)) - before).abs().max() <= 1e-3 * before.abs().max()
     if not same:
-        for module in (m for pair in pairs for m in pair):
-            del module.forward
+        for conv, norm in pairs:
+            _unfold(conv, norm)
     for module, mode in modes:
         module.training = mode
     return len(pairs) if same else 0
@@ -91,27 +91,47 @@ def _alone(pair: tuple[nn.Conv2d, Any], pairs: list[tuple[nn.Conv2d, Any]]) -> b
 def _fold(conv: nn.Conv2d, norm: Any) -> None:
     bare = copy.copy(conv)  # the same kind of convolution, to be called with other weights
     bare._parameters = {"weight": conv._parameters["weight"], "bias": nn.Parameter(torch.zeros(len(conv.weight)))}
-    # Partials, not closures: a deep copy of the network then folds its own batch norms.
-    conv.forward = partial(_convolve, conv, norm, bare)  # type: ignore[method-assign]
-    norm.forward = partial(_finish, norm)
+    # A tuple, which no module looks into: the batch norm stays where it is in the network and under its name.
+    conv.folded = (norm, bare)  # type: ignore[assignment]
+    # A kind, not a function on the instance: a compiled network then serves the next network of the same kind too.
+    conv.__class__ = _convolution(type(conv))  # type: ignore[arg-type]  # a class is hashable
+    norm.__class__ = _finisher(type(norm))  # type: ignore[arg-type]
 
 
-def _convolve(conv: nn.Conv2d, norm: Any, bare: nn.Conv2d, x: Tensor) -> Tensor:
-    if norm.training:
-        return type(conv).forward(conv, x)
-    a = (norm.running_var + norm.eps).rsqrt()
-    a = a if norm.weight is None else a * norm.weight
-    b = (-norm.running_mean if conv.bias is None else conv.bias - norm.running_mean) * a
-    b = b if norm.bias is None else b + norm.bias
-    out: Tensor = functional_call(bare, {"weight": conv.weight * a[:, None, None, None], "bias": b}, (x,))
-    return out
+def _unfold(conv: nn.Conv2d, norm: Any) -> None:
+    conv.__class__, norm.__class__ = type(conv).__bases__[0], type(norm).__bases__[0]
+    del conv.folded
 
 
-def _finish(norm: Any, x: Tensor) -> Tensor:
-    if norm.training:
-        out: Tensor = type(norm).forward(norm, x)
+@cache
+def _convolution(kind: type[nn.Conv2d]) -> type[nn.Conv2d]:
+    """That kind of convolution, which does its batch norm's work too where that is frozen."""
+
+    def forward(conv: Any, x: Tensor) -> Tensor:
+        norm, bare = conv.folded
+        if norm.training:
+            return kind.forward(conv, x)
+        a = (norm.running_var + norm.eps).rsqrt()
+        a = a if norm.weight is None else a * norm.weight
+        b = (-norm.running_mean if conv.bias is None else conv.bias - norm.running_mean) * a
+        b = b if norm.bias is None else b + norm.bias
+        out: Tensor = functional_call(bare, {"weight": conv.weight * a[:, None, None, None], "bias": b}, (x,))
         return out
-    for name in ("drop", "act"):  # timm's batch norms carry their activation
-        if hasattr(norm, name):
-            x = getattr(norm, name)(x)
-    return x
+
+    return type(f"Folded{kind.__name__}", (kind,), {"forward": forward})
+
+
+@cache
+def _finisher(kind: type[Any]) -> type[Any]:
+    """That kind of batch norm, of which, where it is frozen, only what follows is left."""
+
+    def forward(norm: Any, x: Tensor) -> Tensor:
+        if norm.training:
+            out: Tensor = kind.forward(norm, x)
+            return out
+        for name in ("drop", "act"):  # timm's batch norms carry their activation
+            if hasattr(norm, name):
+                x = getattr(norm, name)(x)
+        return x
+
+    return type(f"Folded{kind.__name__}", (kind,), {"forward": forward})
