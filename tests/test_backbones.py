@@ -21,6 +21,7 @@ from nearkin.data.pixels import Pixels
 from nearkin.efficientnet_lite import packaged_weights
 from nearkin.errors import NearkinError
 from nearkin.inception import BNInception, GoogLeNet
+from nearkin.model import build_embedder
 from nearkin.plan import make_plan
 from nearkin.timm_models import import_timm
 from nearkin.weights import read_weights
@@ -581,9 +582,24 @@ def test_an_embedder_saves_and_loads(tmp_path: Path) -> None:
 
 
 def test_embedders_that_cannot_be() -> None:
-    with pytest.raises(NearkinError, match="at least one dimension, not 0"):
-        Embedder(trunk("conv4"), dim=0)
+    with pytest.raises(NearkinError, match="at least one dimension .*, not -1"):
+        Embedder(trunk("conv4"), dim=-1)
     with pytest.raises(NearkinError, match="no space 'sphere'"):
         Embedder(trunk("conv4"), space="sphere")
     with pytest.raises(NearkinError, match=r"no pooling 'gen'.*Did you mean 'gem'"):
         Embedder(trunk("conv4"), pool="gen")
+
+
+def test_stochastic_depth_skips_more_towards_the_end_and_only_in_training() -> None:
+    settings = {"backbone": "lite0", "weights": "none", "size": 32, "device": "cpu", "dim": 8}
+    torch.manual_seed(0)
+    embedder = build_embedder(make_plan({**settings, "drop_path": 0.2}, {}), "cosine")
+    rates = [m.drop_path.drop_prob for m in embedder.modules() if hasattr(m, "drop_path")]
+    assert rates == pytest.approx([0.2 * i / 16 for i in range(16)])
+    x = torch.randn(4, 3, 32, 32)
+    assert torch.equal(embedder.eval()(x), embedder(x))
+    for module in embedder.modules():
+        module.training = hasattr(module, "drop_prob")
+    assert not torch.equal(embedder(x), embedder(x))
+    with pytest.raises(NearkinError, match="no residual blocks"):
+        build_embedder(make_plan({"backbone": "conv4", "drop_path": 0.2}, {}), "cosine")

@@ -90,12 +90,50 @@ def done(tmp_path_factory):
         (("[50.0, 0.1]", '"fifty"'), "R@1 is a percentage"),
         (('spread = "standard error"\n', ""), "numbers have a spread"),
         (("[data.glyphs]", "[data.glyphs"), "cannot be read"),
+        (("[data.glyphs]", "[figure]\nx = 'n'\nmetric = 'R@1'\n[data.glyphs]"), "no row has x"),
+        (('name = "C2"', 'name = "C2"\nx = 3'), r"row 'C2' has x or series and the suite no \[figure\]"),
+        (('name = "C2"', 'name = "C2"\nx = "3"'), "x is a number"),
     ],
 )
 def test_a_wrong_suite_is_one_sentence(tmp_path, change, sentence):
     assert change[0] in TINY
     with pytest.raises(NearkinError, match=sentence):
         expand(load_suite(written(tmp_path, TINY.replace(*change))))
+
+
+CURVE = TINY.replace("[data.glyphs]", '[figure]\nx = "margin"\nmetric = "R@1"\nscale = "log"\n[data.glyphs]').replace(
+    'name = "C2"', 'name = "C2"\nx = 0.5\nseries = "C"'
+)
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (('metric = "R@1"', 'metric = "R@2"'), "figure data.glyphs has no 'R@2'"),
+        (('metric = "R@1"\n', ""), "metric is missing"),
+        (('x = "margin"\n', ""), "figure x is missing"),
+        (('"log"', '"square"'), "scale is one of log, linear"),
+        (("x = 0.5", "x = 0"), "row 'C2' cannot stand at x = 0"),
+        (("x = 0.5", "x = inf"), "row 'C2' cannot stand at x = inf"),
+        (("x = 0.5\n", ""), "row 'C2' has a series but no x"),
+        (
+            ('name = "Oracle"', 'name = "Oracle"\nx = 0.5\nseries = "C"'),
+            "rows 'C2' and 'Oracle' stand at the same x",
+        ),
+    ],
+)
+def test_a_wrong_figure_is_one_sentence(tmp_path, change, sentence):
+    assert change[0] in CURVE
+    with pytest.raises(NearkinError, match=sentence):
+        load_suite(written(tmp_path, CURVE.replace(*change)))
+
+
+def test_a_figure_is_read(tmp_path):
+    suite = load_suite(written(tmp_path, CURVE))
+    assert suite.figure == ("margin", "R@1", "log")
+    assert [(row.x, row.series) for row in suite.rows.values()] == [(None, ""), (0.5, "C"), (None, ""), (None, "")]
+    assert load_suite(written(tmp_path, CURVE.replace('scale = "log"\n', ""))).figure.scale == "linear"
+    assert load_suite(written(tmp_path)).figure is None
 
 
 def test_an_unknown_suite_names_the_nearest():
@@ -119,7 +157,10 @@ def test_every_suite_of_the_package_can_be_spelt_out(name):
 def test_the_package_has_a_suite_for_every_table():
     wanted = {f"vcpa_table{n}" for n in range(1, 5)} | {f"vcpa_fig{n}" for n in range(3, 9)}
     wanted |= {f"proxy_isa_table{n}" for n in range(1, 5)} | {f"ccp_table{n}" for n in range(2, 5)}
-    wanted |= {f"mpa_table{n}" for n in range(4, 9)} | {"profs_table1", "smoke", "cub_lite0"}
+    wanted |= {f"mpa_table{n}" for n in range(4, 9)} | {"smoke", "cub_lite0"}
+    wanted |= {f"profs_{name}" for name in ("table1", "fig1", "lite0")}
+    wanted |= {f"proxy_isa_{name}" for name in ("fig9", "fig10a", "fig10b", "fig11", "lite0")}
+    wanted |= {f"ccp_fig{n}" for n in range(4, 8)} | {"ccp_lite0"}
     assert set(suite_names()) == wanted
     project = FOLDER.parents[2] / "pyproject.toml"
     if project.exists():
@@ -153,6 +194,10 @@ PUBLISHED = [
     ("ccp_table2", "C2-CCP-L", "cub", "MAP@R", 22.67, None),
     ("ccp_table2", "C2-CCP-L", "cub", "MAP@R 512-d", 28.02, None),
     ("ccp_table2", "C1", "sop", "P@1", 64.96, None),
+    ("ccp_table2", "C2-XBM-L", "inshop", "P@R", 59.78, None),
+    ("ccp_table2", "MS-CCP-L", "cars", "P@R 512-d", 38.97, None),
+    ("ccp_lite0", "MS", "cub", "MAP@R", 19.64, None),
+    ("ccp_lite0", "SoftTriple", "cub", "P@R 512-d", 36.98, None),
     ("ccp_table2", "MS-CCP-L", "inshop", "MAP@R 512-d", 63.59, None),
     ("ccp_table2", "ProxyAnchor", "cars", "P@1 512-d", 85.29, None),
     ("ccp_table3", "C2-CCP-L", "sop", "R@1", 80.01, None),
@@ -169,6 +214,8 @@ PUBLISHED = [
     ("profs_table1", "N-PROFS", "cub", "R@8", 87.7, None),
     ("profs_table1", "C-PROFS", "cars", "F1", 39.0, None),
     ("profs_table1", "Proxy-NCA", "cub", "NMI", 64.2, None),
+    ("profs_lite0", "L-PROFS-HNCM", "cub", "R@4", 76.7, None),
+    ("profs_lite0", "Triplet-Semi", "cub", "F1", 27.8, None),
 ]  # fmt: skip
 
 
@@ -201,12 +248,18 @@ def test_an_id_is_what_decides_the_outcome():
         return run_id(describe({**base, **more}, data=data))
 
     same = [{"device": "auto"}, {"compile": True}, {"evaluate_every": 1}, {"metrics": ("R@1",)}]
+    same += [{"tensorboard": True}, {"snapshots": "0,1"}]
     same += [{"method": "proxy_anchor(alpha=32)"}, {"size": 32}, {"images_per_class": 0}, {"space": "cosine"}]
     same += [{"head_lr": 1e-4}, {"lr": 1e-4}, {"clip_value": 10}]
     assert {key(**more) for more in same} == {key()}
     other = [{"seed": 1}, {"epochs": 3}, {"method": "proxy_anchor(alpha=16)"}, {"size": 64}, {"images_per_class": 2}]
     other += [{"space": "ball"}, {"head_lr": 1e-3}, {"lr": 1e-3}, {"data": "cub"}, {"weights": "none"}]
     assert len({key(), *(key(**more) for more in other)}) == len(other) + 1
+
+
+def test_a_setting_to_come_leaves_older_ids_as_they_are():
+    assert run_id({"seed": 1, "rate": 0.0, "kind": "", "flag": False}) == run_id({"seed": 1})
+    assert run_id({"seed": 1, "rate": 0.5}) != run_id({"seed": 1}) != run_id({"seed": 0})
 
 
 def test_weights_from_a_file_count_by_their_content(tmp_path):

@@ -251,7 +251,7 @@ def make_pool(text: str) -> Pool:
 
 
 class Head(nn.Module):
-    """Feature map [B, W, h, w] → pooled [B, W] → layer norm, where asked → linear → [B, dim]."""
+    """Feature map [B, W, h, w] → pooled [B, W] → layer norm, where asked → linear, unless dim is 0 → [B, dim or W]."""
 
     def __init__(self, width: int, dim: int, *, pool: Pool, bias: bool, layer_norm: bool) -> None:
         super().__init__()
@@ -259,16 +259,19 @@ class Head(nn.Module):
         self.norm = (
             nn.LayerNorm(width, elementwise_affine=False) if layer_norm else None
         )  # the linear map has the affine part
-        self.linear = nn.Linear(width, dim, bias=bias)
-        nn.init.kaiming_normal_(self.linear.weight, mode="fan_out")
-        if bias:
-            nn.init.zeros_(self.linear.bias)
+        self.linear = nn.Linear(width, dim, bias=bias) if dim else None
+        if self.linear is not None:
+            nn.init.kaiming_normal_(self.linear.weight, mode="fan_out")
+            if bias:
+                nn.init.zeros_(self.linear.bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """The vectors before they are put into a space."""
         v = self.pool(x)
         if self.norm is not None:
             v = self.norm(v)
+        if self.linear is None:
+            return v
         out: Tensor = self.linear(v.to(self.linear.weight.dtype))
         return out
 
@@ -287,10 +290,10 @@ class Embedder(nn.Module):
         space: str = "cosine",
     ) -> None:
         super().__init__()
-        if dim < 1:
-            raise NearkinError(f"An embedding has at least one dimension, not {dim}.")
+        if dim < 0:
+            raise NearkinError(f"An embedding has at least one dimension (0: those of the trunk), not {dim}.")
         pooling = make_pool(pool)  # checked also where it is not needed
-        self.dim, self.space = dim, check_space(space)
+        self.dim, self.space = dim or trunk.width, check_space(space)
         self.trunk = trunk
         self.head = Head(trunk.width, dim, pool=average if trunk.pooled else pooling, bias=bias, layer_norm=layer_norm)
 

@@ -17,8 +17,8 @@ from nearkin.budget import Clock
 from nearkin.data.datasets import DATASETS
 from nearkin.data.shared import SharedStores
 from nearkin.errors import NearkinError
-from nearkin.evaluate import CLUSTERING, DEFAULT_METRICS, evaluate_under, protocol_of
-from nearkin.measure import embed_test, measure_run
+from nearkin.evaluate import DEFAULT_METRICS
+from nearkin.measure import measure_run, query_values
 from nearkin.report.progress import Reporter
 from nearkin.results import Queries, append_result, query_file, read_results, write_queries
 from nearkin.runs import Json, RunFolder, provenance, read_json, write_json
@@ -124,7 +124,7 @@ class _Runner:
 
     def expected(self, cell: Cell) -> float:
         """Seconds a run will take, by those that were made here with the same data and network; 0: nobody knows."""
-        alike = ("data", "backbone", "size", "fraction")
+        alike = ("data", "backbone", "size", "fraction", "folds")
 
         def rate(record: Json) -> float:
             return float(record["wall"]) / int(record["settings"]["epochs"])
@@ -133,8 +133,9 @@ class _Runner:
             rate(record)
             for record in self.results.values()
             if record.get("wall")
+            and record["settings"]["epochs"]
             and record["hardware"] == self.hardware
-            and all(record["settings"][name] == cell.description[name] for name in alike)
+            and all(record["settings"].get(name) == cell.description.get(name) for name in alike)
         ]
         if not rates or self.folder(cell).result.exists():
             return 0.0
@@ -148,7 +149,7 @@ class _Runner:
         watcher = self.reporter if self.reporter.watched else Reporter()
         began, whole = time.monotonic(), not folder.config.exists()
         if not folder.config.exists():
-            wanted = tuple(dict.fromkeys([*metrics, *DEFAULT_METRICS]))
+            wanted = tuple(dict.fromkeys([*(m.split(" ")[0] for m in metrics), *DEFAULT_METRICS]))
             train(out=folder.path, reporter=watcher, opener=self.stores, **cell.settings, data=text, metrics=wanted)
         elif not folder.result.exists():
             _move(folder, text, cell.settings)
@@ -156,7 +157,8 @@ class _Runner:
         wall = round(time.monotonic() - began, 1) if whole else None
         result, plan = read_json(folder.result), read_json(folder.config)["plan"]
         if lacks := tuple(m for m in metrics if m not in result["scores"]):
-            more = measure_run(folder.path, data=text, metrics=lacks, device=plan["device"], reporter=watcher)
+            where: Json = {"data": text, "device": plan["device"], "reporter": watcher, "opener": self.stores}
+            more = measure_run(folder.path, metrics=lacks, **where)
             result["scores"] |= more
             write_json(folder.result, result)
         if self.queries and not (place := query_file(self.out, cell.id)).exists():
@@ -177,12 +179,7 @@ class _Runner:
 
     def query_values(self, folder: RunFolder, text: str, metrics: Sequence[str], device: str) -> Queries:
         """Each test query's value by every retrieval metric."""
-        x, images, model = embed_test(folder.path, data=text, device=device, opener=self.stores)
-        protocol, labels = protocol_of(images), images.labels
-        names = [name for name in metrics if name not in CLUSTERING]
-        space = model.embedder.space
-        values = evaluate_under(protocol, x, labels.to(x.device), metrics=names, per_query=True, space=space)
-        return Queries(labels[protocol.query], values)
+        return Queries(*query_values(folder.path, metrics=metrics, data=text, device=device, opener=self.stores))
 
 
 def _move(folder: RunFolder, text: str, settings: Json) -> None:
@@ -202,7 +199,7 @@ def _places(suite: Suite, given: Sequence[str] | Mapping[str, str | Path]) -> di
                 f"{suite.name} has no data set {name!r}.{nearest(name, suite.parts)} It has: {', '.join(suite.parts)}."
             )
     places = {name: f"{part.read}:{paths[name]}" for name, part in suite.parts.items() if name in paths}
-    places |= {name: part.read for name, part in suite.parts.items() if name not in paths and not _needs_path(part)}
+    places |= {name: part.read for name, part in suite.parts.items() if name not in paths and not needs_path(part)}
     if not places:
         forms = ", ".join(f"{name}:PATH" for name in suite.parts)
         raise NearkinError(f"Say where the data of {suite.name} lie: --data with one or more of {forms}.")
@@ -216,6 +213,7 @@ def _pair(text: str) -> tuple[str, str]:
     return name, path
 
 
-def _needs_path(part: Part) -> bool:
+def needs_path(part: Part) -> bool:
+    """Whether one has to say where a data set lies."""
     name = parse(part.read.partition(":")[0]).name
     return name in DATASETS and DATASETS[name].path and ":" not in part.read

@@ -12,6 +12,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+from nearkin import search_commands, study_commands
 from nearkin.backbones import natural_plan
 from nearkin.errors import NearkinError
 from nearkin.plan import Plan
@@ -47,8 +48,6 @@ def train(
     from nearkin.train import train as run_training
 
     given = {name: value for name, value in settings.items() if value is not None}
-    if "metrics" in given:
-        given["metrics"] = tuple(given["metrics"].replace(" ", "").split(","))
     run = run_training(out=out, resume=resume, reporter=Reporter(Console()), **given)
     _show_result(run.path)
     device = read_json(run.config)["plan"]["device"]
@@ -175,7 +174,9 @@ def bench(
 ) -> None:
     """Run a suite: every row in one loop over several seeds, beside the paper's numbers. What is done is skipped."""
     from nearkin import bench as benchmark
-    from nearkin.report.benchmarks import latex, markdown, suite_tables, terminal
+    from nearkin.report.benchmarks import suite_tables
+    from nearkin.report.figures import write_suite
+    from nearkin.report.formats import latex, markdown, terminal
     from nearkin.suites import load_suite, suite_names
 
     if suite is None:
@@ -187,10 +188,10 @@ def bench(
         "rows": rows,
         "settings": dict(_setting(text) for text in settings or ()),
     }
+    reporter = Reporter(Console(stderr=True))
     if show:
         found = benchmark.board(suite, out=out, **chosen)
     else:
-        reporter = Reporter(Console(stderr=True))
         found = benchmark.bench(suite, data=data or (), budget=budget, out=out, reporter=reporter, **chosen)
         if found.stopped:
             reporter.note(f"Stopped: {found.stopped}. The same command goes on.")
@@ -199,6 +200,8 @@ def bench(
         Console().print(terminal(tables))
     else:
         print(markdown(tables) if form == "markdown" else latex(tables))
+    if written := write_suite(found, out):
+        reporter.note(f"Written: {', '.join(map(str, written))}")
 
 
 @app.command()
@@ -254,6 +257,18 @@ def show_method(name: Annotated[str, typer.Argument(help="A method's name.")]) -
     from nearkin.report.methods import method_page
 
     print(method_page(name))
+
+
+app.command()(_with_flags(study_commands.cv))
+for _command in (
+    study_commands.report,
+    study_commands.geometry,
+    study_commands.ccp_demo,
+    study_commands.proxies,
+    study_commands.uncertainty,
+    *search_commands.COMMANDS,
+):
+    app.command()(_command)
 
 
 def main() -> None:

@@ -1,18 +1,25 @@
 """A finished run, measured again: on its own test classes or on another data set."""
 
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from nearkin.data.datasets import load_dataset
 from nearkin.data.images import Images
 from nearkin.data.shared import Opener
 from nearkin.data.stores import open_store
-from nearkin.evaluate import Scores, evaluate_under, protocol_of
-from nearkin.model import Model, embed_store, load
+from nearkin.errors import NearkinError
+from nearkin.evaluate import CLUSTERING, Scores, evaluate_under, protocol_of
+from nearkin.method import method
+from nearkin.model import Model, build_embedder, embed_store, joined, load
 from nearkin.paths import cache_dir
+from nearkin.plan import make_plan
 from nearkin.report.progress import Reporter
+from nearkin.runs import RunFolder, read_json, read_tensors
 
 
 class Embedded(NamedTuple):
@@ -30,10 +37,11 @@ def embed_test(
     device: str = "auto",
     reporter: Reporter | None = None,
     opener: Opener = open_store,
+    model: Model | None = None,
 ) -> Embedded:
-    """Embed the test images of a run's data set, or of another one."""
+    """Embed the test images of a run's data set, or of another one, by its model or another."""
     reporter = reporter or Reporter()
-    model = load(run, device=device)
+    model = model or load(run, device=device)
     test = load_dataset(data or model.plan.data, halves=model.plan.halves).test
     with reporter.bar("reading test images") as progress:
         store, test, bad = opener(
@@ -51,6 +59,25 @@ def embed_test(
     return Embedded(x, test, model)
 
 
+def untrained(run: str | Path, *, device: str = "auto") -> Model:
+    """The model that a run began with; of folds, all of them as one."""
+    folder = RunFolder(run)
+    if parts := folder.parts():
+        return joined([untrained(part.path, device=device) for part in parts])
+    config, (_, about) = read_json(folder.config), read_tensors(folder.model)
+    plan = make_plan({**config["plan"], "device": device, "precision": "auto"}, {})
+    with torch.random.fork_rng():
+        torch.manual_seed(plan.seed)
+        method(plan.method, classes=len(about["names"]), dim=plan.dim)  # draws before the network does
+        embedder = build_embedder(plan, config["space"])
+    return Model(embedder.to(plan.device).eval(), plan, about["names"])
+
+
+def joint_name(metric: str, dim: int) -> str:
+    """What a metric of several models' embeddings side by side is called, as in "MAP@R 512-d"."""
+    return f"{metric} {dim}-d"
+
+
 def measure_run(
     run: str | Path,
     *,
@@ -58,10 +85,75 @@ def measure_run(
     metrics: tuple[str, ...] | None = None,
     device: str = "auto",
     reporter: Reporter | None = None,
+    opener: Opener = open_store,
 ) -> Scores:
-    """Scores of a run's model, in percent."""
-    x, images, model = embed_test(run, data=data, device=device, reporter=reporter)
-    names = metrics or model.plan.metrics
-    labels = images.labels.to(x.device)
-    space, seed = model.embedder.space, model.plan.seed
-    return evaluate_under(protocol_of(images), x, labels, metrics=names, space=space, seed=seed)
+    """Scores of a run's model, in percent.
+
+    Of a run of folds METRIC is the mean of its models' scores, METRIC N-d the score of all of them as one.
+    """
+    folder = RunFolder(run)
+    names = metrics or _usual_metrics(folder)
+    open_test = partial(embed_test, data=data, device=device, reporter=reporter, opener=opener)
+    counts: list[Scores] = []
+
+    def measured(embedded: Embedded, wanted: Sequence[str]) -> Scores:
+        x, images, model = embedded
+        labels, seed = images.labels.to(x.device), model.plan.seed
+        scores = evaluate_under(protocol_of(images), x, labels, metrics=wanted, space=model.embedder.space, seed=seed)
+        counts.append(scores)
+        return scores
+
+    values = _over_parts(folder, names, open_test, measured)
+    return Scores(values, queries=counts[0].queries, left_out=counts[0].left_out)
+
+
+def query_values(
+    run: str | Path,
+    *,
+    metrics: Sequence[str],
+    data: str | None = None,
+    device: str = "auto",
+    opener: Opener = open_store,
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """The class of each test query, and its value by every retrieval metric; of folds as `measure_run` has them."""
+    open_test = partial(embed_test, data=data, device=device, opener=opener)
+    classes: list[Tensor] = []
+
+    def measured(embedded: Embedded, wanted: Sequence[str]) -> dict[str, Tensor]:
+        x, images, model = embedded
+        protocol, labels = protocol_of(images), images.labels
+        classes.append(labels[protocol.query])
+        return evaluate_under(
+            protocol, x, labels.to(x.device), metrics=wanted, per_query=True, space=model.embedder.space
+        )
+
+    names = [name for name in metrics if name.split(" ")[0] not in CLUSTERING]
+    values = _over_parts(RunFolder(run), names, open_test, measured)
+    return classes[0], values
+
+
+def _usual_metrics(folder: RunFolder) -> tuple[str, ...]:
+    plan, parts = read_json(folder.config)["plan"], folder.parts()
+    names = tuple(plan["metrics"])
+    return names + tuple(joint_name(name, plan["dim"] * len(parts)) for name in names) if parts else names
+
+
+def _over_parts(
+    folder: RunFolder,
+    names: Sequence[str],
+    open_test: Callable[[Path], Embedded],
+    measured: Callable[[Embedded, Sequence[str]], Mapping[str, Any]],
+) -> dict[str, Any]:
+    """What `measured` makes of a run's test embeddings; where it has parts, their mean, and that of all as one."""
+    parts = folder.parts()
+    alone = [name for name in names if not (parts and " " in name)]
+    found = [measured(open_test(part.path), alone) for part in parts or [folder] if alone]
+    values = {name: sum(each[name] for each in found) / len(found) for name in alone}
+    if len(alone) < len(names):
+        embedded = open_test(folder.path)
+        called = {joint_name(n.split(" ")[0], embedded.x.shape[1]): n.split(" ")[0] for n in names if n not in alone}
+        if wrong := [name for name in names if name not in (*alone, *called)]:
+            raise NearkinError(f"{folder.path} has no {wrong[0]!r}: its models together have {', '.join(called)}.")
+        joint = measured(embedded, list(called.values()))
+        values |= {name: joint[base] for name, base in called.items()}
+    return {name: values[name] for name in names}

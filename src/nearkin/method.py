@@ -48,6 +48,8 @@ class Method(nn.Module):
     space: Space = "cosine"
     images_per_class: int = 0  # how a batch is made: n images of each of its classes, or 0: drawn at random
     reads_state: bool = False  # `batches` reads the method's state (mining): nothing may be read ahead
+    compiled: bool = False  # the run compiles its network: what a method does many times a step may be compiled, too
+    needs_score: bool = False  # `at_check` goes by the score of held-out classes
     spec: Call = Call("")
 
     def bind(self, model: nn.Module) -> None:
@@ -71,7 +73,7 @@ class Method(nn.Module):
 
     def groups(self, lr: float) -> list[dict[str, Any]]:
         """Own parameters for the optimiser: proxies at `lr` times their speed, anything else at `lr`."""
-        proxies = [m for m in self.modules() if isinstance(m, Proxies)]
+        proxies = [m for m in self.modules() if isinstance(m, Proxies) and m.vectors.requires_grad]
         groups = [{"params": [p.vectors], "lr": lr * p.speed} for p in proxies]
         fast = {id(p.vectors) for p in proxies}
         rest = [p for p in self.parameters() if id(p) not in fast]
@@ -82,6 +84,10 @@ class Method(nn.Module):
 
     def after_step(self, step: Step) -> None:
         """Edit own state after the optimiser's step."""
+
+    def class_values(self) -> dict[str, Tensor]:
+        """Numbers it holds about each training class, by name, [C] each: kept with the model, shown in the report."""
+        return {}
 
     @property
     def known_classes(self) -> int | None:
@@ -108,6 +114,7 @@ class Loss(Method):
     """An objective against references: the batch itself, or proxies where there are any."""
 
     proxies: Proxies | None
+    one_a_class: bool = False  # made for references of which each class has one, as in a softmax over classes
 
     def __init__(self) -> None:
         super().__init__()
@@ -143,6 +150,9 @@ class Strategy(Method):
         self.inner = inner
         self.space = inner.space
         self.images_per_class = inner.images_per_class
+
+    def class_values(self) -> dict[str, Tensor]:
+        return self.inner.class_values()
 
     @property
     def known_classes(self) -> int | None:

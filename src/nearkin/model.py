@@ -1,22 +1,27 @@
 """A trained model as a thing to use: images in, embeddings out."""
 
+import dataclasses
+import hashlib
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from nearkin.backbones import Embedder, trunk
-from nearkin.data.augment import centre, short_side
-from nearkin.data.images import Images, Progress
+from nearkin.backbones import Embedder, Trunk, trunk
+from nearkin.data.augment import Normalise, centre, short_side
+from nearkin.data.given import Given, store_of
+from nearkin.data.images import Progress
 from nearkin.data.pixels import Pixels
 from nearkin.data.resident import Resident
-from nearkin.data.stores import open_store
 from nearkin.data.stream import Stream
 from nearkin.errors import NearkinError
 from nearkin.plan import Plan, make_plan, resolve_device
-from nearkin.runs import RunFolder, read_json, read_tensors
+from nearkin.runs import Json, RunFolder, content_digest, read_json, read_tensors
+from nearkin.similarity import project
+from nearkin.timm_models import set_drop_path
 
 Store = Resident | Stream
 View = Callable[[Pixels], Tensor]
@@ -25,7 +30,14 @@ View = Callable[[Pixels], Tensor]
 def build_embedder(plan: Plan, space: str) -> Embedder:
     """The network of a plan, with the weights it begins with."""
     body = trunk(plan.backbone, weights=plan.weights, size=plan.size or None)
+    if plan.drop_path:
+        set_drop_path(body, plan.drop_path)
     return Embedder(body, dim=plan.dim, pool=plan.pool, bias=plan.bias, layer_norm=plan.layer_norm, space=space)
+
+
+def embedding_dim(plan: Plan) -> int:
+    """How many numbers an embedding of a plan's network has: where there is no head, the trunk's width."""
+    return plan.dim or trunk(plan.backbone, weights="none", size=plan.size or None).width
 
 
 def autocast(device: torch.device, precision: str) -> AbstractContextManager[object]:
@@ -33,9 +45,27 @@ def autocast(device: torch.device, precision: str) -> AbstractContextManager[obj
     return torch.autocast(device.type, dtype=torch.bfloat16, enabled=precision == "bf16")
 
 
+class Ensemble(nn.Module):
+    """Several embedders of one kind as one: their embeddings side by side, together a point of their space."""
+
+    def __init__(self, parts: Sequence[Embedder]) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList(parts)
+        self.space, self.dim = parts[0].space, sum(part.dim for part in parts)
+
+    @property
+    def trunk(self) -> Trunk:
+        """The first trunk, which stands for all of them: what images must be like."""
+        return cast("Trunk", self.parts[0].trunk)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The embeddings [B, dim]."""
+        return project(torch.cat([part(x) for part in self.parts], dim=1), self.space)
+
+
 @torch.no_grad()
 def embed_store(
-    embedder: Embedder,
+    embedder: Embedder | Ensemble,
     store: Store,
     view: View,
     *,
@@ -63,7 +93,7 @@ def embed_store(
 class Model:
     """A trained embedder with the preprocessing it was trained with: `embed` takes files or pixels."""
 
-    def __init__(self, embedder: Embedder, plan: Plan, names: Sequence[str]) -> None:
+    def __init__(self, embedder: Embedder | Ensemble, plan: Plan, names: Sequence[str]) -> None:
         self.embedder, self.plan, self.names = embedder, plan, tuple(names)
         self.size = plan.size or embedder.trunk.size
         self.short = short_side(self.size)
@@ -74,24 +104,39 @@ class Model:
         """Where the network is."""
         return next(self.embedder.parameters()).device
 
-    def embed(self, images: Sequence[str | Path] | Tensor, *, progress: Progress = None) -> Tensor:
-        """Embeddings [N, D] of image files, or of pixels uint8 [N, C, H, W]."""
-        sources = images if isinstance(images, Tensor) else [Path(p) for p in images]
-        count = len(sources)
-        given = Images(sources, torch.zeros(count, dtype=torch.int64), ("",)) if count else None
-        if given is None:
-            raise NearkinError("There is nothing to embed: no image was given.")
-        store, _, bad = open_store(
-            given, short=self.short, channels=self.embedder.trunk.channels, device=self.device, progress=progress
-        )
-        if bad:
-            raise NearkinError(f"{len(bad)} of {count} images cannot be embedded, the first: {bad[0]}")
-        return embed_store(self.embedder, store, self.view, precision=self.plan.precision)
+    def embed(self, images: Given, *, progress: Progress = None) -> Tensor:
+        """Embeddings [N, D] of image files, or of uint8 pixels: a tensor [N, C, H, W], an array [N, H, W, C], or lists.
+
+        A list may hold files, tensors [C, H, W], arrays [H, W, C] or Pillow's images, of any sizes. Pixels are resized
+        as files are, unless they are near the network's size already.
+        """
+        channels = self.embedder.trunk.channels
+        store = store_of(images, short=self.short, channels=channels, device=self.device, progress=progress)
+        return self.embed_store(store)
+
+    def embed_store(self, store: Store, *, progress: Progress = None) -> Tensor:
+        """Embeddings [N, D] of images whose pixels are at hand."""
+        return embed_store(self.embedder, store, self.view, precision=self.plan.precision, progress=progress)
+
+    def preprocessing(self) -> Json:
+        """What turns a picture into the network's input: kept with the weights, whatever becomes of the tables."""
+        trunk = self.embedder.trunk
+        mean, std, bgr = trunk.normalise
+        return {
+            "size": self.size,
+            "short": self.short,
+            "channels": trunk.channels,
+            "mean": list(mean),
+            "std": list(std),
+            "bgr": bgr,
+        }
 
 
 def load(run: str | Path, *, device: str = "auto") -> Model:
-    """The model of a run folder: the weights of the epoch that was kept."""
+    """The model of a run folder: the weights of the epoch that was kept; all its folds as one, where it has some."""
     folder = RunFolder(run)
+    if parts := folder.parts():
+        return joined([load(part.path, device=device) for part in parts])
     settings = read_json(folder.config)
     tensors, about = read_tensors(folder.model)
     on = resolve_device(device)
@@ -103,4 +148,26 @@ def load(run: str | Path, *, device: str = "auto") -> Model:
         raise NearkinError(
             f"{folder.model} does not fit {folder.config}: {str(error).splitlines()[-1].strip()}"
         ) from None
+    if "preprocessing" in about:  # as it was trained with, whatever the backbone's row says today
+        known = about["preprocessing"]
+        embedder.trunk.normalise = Normalise(tuple(known["mean"]), tuple(known["std"]), known["bgr"])
+        plan = dataclasses.replace(plan, size=known["size"])
     return Model(embedder.to(on).eval(), plan, about["names"])
+
+
+def joined(models: Sequence[Model]) -> Model:
+    """Models of folds as one."""
+    embedder = Ensemble([model.embedder for model in models if isinstance(model.embedder, Embedder)])
+    in_order = [models[-1], *models[:-1]]  # only the last fold knows all but the last classes
+    names = dict.fromkeys(name for model in in_order for name in model.names)
+    return Model(embedder.eval(), dataclasses.replace(models[0].plan, dim=embedder.dim), tuple(names))
+
+
+def fingerprint(run: str | Path) -> str:
+    """Digits that stand for the model of a run folder, of all its parts where it has several: its files' content."""
+    digest = hashlib.sha256()
+    for part in RunFolder(run).parts() or [RunFolder(run)]:
+        if not part.model.exists():
+            raise NearkinError(f"There is no model in {part.path}: is it a run folder made by nearkin train?")
+        digest.update(content_digest(part.model).encode())
+    return digest.hexdigest()[:16]

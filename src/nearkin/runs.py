@@ -4,11 +4,15 @@
     log.jsonl               a line an event: epoch, check, test
     checkpoint.safetensors  what training needs to go on, bit for bit
     model.safetensors       the weights of the epoch that is kept
+    classes.safetensors     what the method then knew of the training classes: proxies, and values by class
     result.json             scores and provenance; there when the run is finished
+    snapshots/              model and method after chosen epochs, where snapshots= asks for any
+    fold-1, fold-2, …       runs of its parts, where config.json names any: the models that are one model together
 
 Files are written whole or not at all. Nothing is ever pickled.
 """
 
+import hashlib
 import json
 import os
 import platform
@@ -63,9 +67,18 @@ def read_json(path: Path) -> Json:
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], about: Json | None = None) -> None:
     """Write tensors and a small JSON record about them as one safetensors file, whole."""
+    held = {k: t.detach().cpu().contiguous() for k, t in tensors.items()}
+    text = json.dumps(about or {})
     with whole_file(path) as temporary:
-        metadata = {"about": json.dumps(about or {})}
-        save_file({k: t.detach().cpu().contiguous() for k, t in tensors.items()}, temporary, metadata)
+        save_file(held, temporary, {"about": text, "sha256": _digest(held, text)})
+
+
+def _digest(tensors: Mapping[str, Tensor], about: str) -> str:
+    digest = hashlib.sha256(about.encode())
+    for name, tensor in sorted(tensors.items()):
+        digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], Json]:
@@ -73,12 +86,32 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], Json]:
     try:
         with safe_open(path, framework="pt") as file:
             tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (not a mapping)
-            about: Json = json.loads((file.metadata() or {}).get("about", "{}"))
+            metadata = file.metadata() or {}
+        text = metadata.get("about", "{}")
+        about: Json = json.loads(text)
+        if metadata.get("sha256", known := _digest(tensors, text)) != known:
+            raise ValueError("its content is not what was written")
     except FileNotFoundError:
         raise NearkinError(f"There is no {path}.") from None
     except (SafetensorError, json.JSONDecodeError, ValueError) as error:
         raise NearkinError(f"{path} is damaged ({error}): restore it, or train anew.") from None
     return tensors, about
+
+
+def content_digest(path: Path) -> str:
+    """Digits that stand for the tensors and the record of such a file, as its header gives them; reading checks them.
+
+    The bytes of the file would not do: the order in its header is not always the same.
+    """
+    try:
+        with safe_open(path, framework="pt") as file:
+            known: str | None = (file.metadata() or {}).get("sha256")
+    except SafetensorError as error:
+        raise NearkinError(f"{path} is damaged ({error}): restore it, or train anew.") from None
+    if known is not None:
+        return known
+    with path.open("rb") as bytes_of_it:
+        return hashlib.file_digest(bytes_of_it, "sha256").hexdigest()
 
 
 class RunFolder:
@@ -90,7 +123,13 @@ class RunFolder:
         self.log = self.path / "log.jsonl"
         self.checkpoint = self.path / "checkpoint.safetensors"
         self.model = self.path / "model.safetensors"
+        self.classes = self.path / "classes.safetensors"
         self.result = self.path / "result.json"
+        self.snapshots = self.path / "snapshots"
+
+    def parts(self) -> list["RunFolder"]:
+        """The runs whose models are this one's together; none where it is a run by itself."""
+        return [RunFolder(self.path / name) for name in read_json(self.config).get("parts", [])]
 
     def append(self, event: Json) -> None:
         """Add a line to the log."""

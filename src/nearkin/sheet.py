@@ -22,7 +22,7 @@ from nearkin.spec import Call, nearest, parse
 from nearkin.strategies import STRATEGIES
 from nearkin.suites import Part, Row, Suite
 
-NEUTRAL = ("device", "compile", "metrics", "evaluate_every")
+NEUTRAL = ("device", "compile", "metrics", "evaluate_every", "snapshots", "tensorboard")
 """Settings that decide nothing but speed and what is seen."""
 
 
@@ -136,8 +136,9 @@ def _spec(call: Call) -> str:
 
 
 def run_id(description: Json) -> str:
-    """Twelve digits that stand for a run."""
-    return hashlib.sha256(json.dumps(description, sort_keys=True).encode()).hexdigest()[:12]
+    """Twelve digits that stand for a run. What is off is left out, so that a setting to come changes no older id."""
+    on = {name: value for name, value in description.items() if value not in (0, "")}
+    return hashlib.sha256(json.dumps(on, sort_keys=True).encode()).hexdigest()[:12]
 
 
 def _weights(given: str) -> str:

@@ -95,6 +95,16 @@ def build_timm(name: str, size: int, pretrained: bool) -> nn.Module:
     return cast("nn.Module", net)
 
 
+def set_drop_path(net: nn.Module, rate: float) -> None:
+    """Stochastic depth, as timm spreads it: of n residual blocks, block i is skipped at rate · i/n in training."""
+    blocks = [m for m in net.modules() if hasattr(m, "drop_path")]
+    if not blocks:
+        raise NearkinError("This backbone has no residual blocks to skip: leave drop_path at 0.")
+    kind = import_timm().layers.DropPath
+    for i, block in enumerate(blocks):
+        block.drop_path = kind(rate * i / len(blocks))
+
+
 def timm_layout(state: Mapping[str, Tensor], net: nn.Module) -> dict[str, Tensor]:
     """A file's tensors as timm itself would load them: its filter knows other layouts and fits position embeddings."""
     adapt = getattr(sys.modules[type(net).__module__], "checkpoint_filter_fn", None)

@@ -11,9 +11,10 @@ from torch import Tensor
 
 from nearkin import checkpoint
 from nearkin.backbones import natural_plan
+from nearkin.classes import write_classes
 from nearkin.data.augment import augment
 from nearkin.data.datasets import load_dataset
-from nearkin.data.images import Images
+from nearkin.data.images import Dataset, Images
 from nearkin.data.pixels import Pixels
 from nearkin.data.samplers import steps_per_epoch
 from nearkin.data.shared import Opener
@@ -22,11 +23,13 @@ from nearkin.data.stores import open_store
 from nearkin.errors import NearkinError
 from nearkin.evaluate import Scores, evaluate_under, protocol_of
 from nearkin.method import Step, method
-from nearkin.model import Model, Store, autocast, build_embedder, embed_store
+from nearkin.model import Model, Store, autocast, build_embedder, embed_store, embedding_dim
 from nearkin.paths import cache_dir
 from nearkin.plan import Plan, checks_without_progress, lr_factor, make_optimiser, make_plan, set_training
 from nearkin.report.progress import Reporter, Status
+from nearkin.report.tracking import Tracker
 from nearkin.runs import Json, RunFolder, provenance, read_json, read_tensors, write_json, write_tensors
+from nearkin.snapshots import write_snapshot
 from nearkin.stopping import stop_on_interrupt
 
 Network = Callable[[Tensor], Tensor]
@@ -43,6 +46,14 @@ class Part:
     store: Store
 
 
+def training_images(plan: Plan, data: Dataset) -> tuple[Images, Images | None]:
+    """What a run trains on, and the classes it holds out, where it does."""
+    train = sample_fraction(data.train, plan.fraction, seed=plan.seed)
+    if not plan.needs_held_out:
+        return train, None
+    return held_out(train, fraction=plan.held_out, fold=(plan.fold - 1, plan.folds) if plan.folds else None)
+
+
 class Training:
     """One run: what it trains, with what, and how far it is."""
 
@@ -50,15 +61,18 @@ class Training:
         torch.manual_seed(plan.seed)
         self.plan, self.run, self.reporter, self.opener = plan, run, reporter, opener
         self.device = torch.device(plan.device)
+        self.tracker = Tracker(run.path / "tensorboard" if plan.tensorboard else None, plan.select_by)
         self.bad: list[str] = []  # images that cannot be read, each with the reason
         data = load_dataset(plan.data, halves=plan.halves)
         for sentence in data.notes:
             reporter.note(sentence)
-        train, validation = sample_fraction(data.train, plan.fraction, seed=plan.seed), None
-        if plan.needs_held_out:
-            train, validation = held_out(train, fraction=plan.held_out)
+        train, validation = training_images(plan, data)
 
-        self.method = method(plan.method, classes=train.classes, dim=plan.dim, space=plan.space or None)
+        self.method = method(plan.method, classes=train.classes, dim=embedding_dim(plan), space=plan.space or None)
+        if self.method.needs_score and validation is None and plan.select != "test":
+            raise NearkinError(
+                f"{plan.method} goes by the score of held-out classes, and none are held out: set select=validation."
+            )
         embedder = build_embedder(plan, self.method.space)
         self.model = Model(embedder, plan, train.names)
         size, short, normalise = self.model.size, self.model.short, embedder.trunk.normalise
@@ -72,6 +86,7 @@ class Training:
         embedder.to(self.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.method.bind(embedder)
         self.method.to(self.device)
+        self.method.compiled = plan.compile
         # Without CUDA graphs a compiled network waits for the host to launch its kernels, not for the GPU.
         mode = "reduce-overhead" if self.device.type == "cuda" else "default"
         self.compiled: Network = torch.compile(embedder, mode=mode) if plan.compile else embedder
@@ -136,6 +151,7 @@ class Training:
 
     def go(self) -> Scores:
         """Train to the end from wherever this run is, and measure what is kept."""
+        self.tracker.begin(self.run.events() if self.step else [])
         if self.step == 0:
             self._before_first_step()
         began = saved = time.monotonic()
@@ -154,6 +170,8 @@ class Training:
                     self._end_epoch()
                 if self.step % self.check_every == 0 or self.step == total:
                     self._check()
+                if self.step % self.per_epoch == 0:
+                    self._snapshot()
                 self.seconds = before + time.monotonic() - began
                 if asked.is_set() or self.kept or time.monotonic() - saved > SAVE_SECONDS:
                     self._save()
@@ -203,6 +221,7 @@ class Training:
         self._log("test", epoch=0, scores=self._measure(self.test, self.plan.metrics, "before training"))
         self.method.train()
         self.method.at_check(self.model.embedder, self._embed, self.labels)
+        self._snapshot()
 
     def _begin_epoch(self) -> None:
         epoch = self.step // self.per_epoch
@@ -295,12 +314,21 @@ class Training:
     # What is kept.
 
     def _log(self, event: str, **content: Any) -> None:
-        self.run.append({"event": event, "step": self.step, **content})
+        record = {"event": event, "step": self.step, **content}
+        self.run.append(record)
+        self.tracker.add(record)
 
     def _keep(self) -> None:
         """Write the model as it is now: the one the run keeps, unless a better one comes."""
         about = {"names": self.model.names, "step": self.step, "epoch": self.step / self.per_epoch}
+        about |= {"preprocessing": self.model.preprocessing()}
         write_tensors(self.run.model, self.model.embedder.state_dict(), about)
+        write_classes(self.run.classes, self.method, self.model.names)
+
+    def _snapshot(self) -> None:
+        """Write model and method as they are after this epoch, where the plan asks for that."""
+        if (epoch := self.step // self.per_epoch) in self.plan.snapshot_epochs:
+            write_snapshot(self.run, epoch, self.model.embedder, self.method, self.model.names)
 
     def _state(self) -> checkpoint.State:
         return checkpoint.State(self.model.embedder, self.method, self.optimiser, self.losses, self.rng)
@@ -341,6 +369,8 @@ class Training:
         tensors, about = read_tensors(self.run.model)
         self.model.embedder.load_state_dict(tensors)
         scores = self._measure(self.test, self.plan.metrics, "test")
+        self.tracker.add({"event": "kept", "step": about["step"], "scores": scores})
+        self.tracker.close()
         images, seconds = self.trained
         before = next(e["scores"] for e in self.run.events() if e["event"] == "test")
         result: Json = {
@@ -379,6 +409,10 @@ def train(
     run, plan = _open_run(out, resume, settings)
     if run.result.exists():
         return run
+    if plan.folds and not plan.fold:
+        from nearkin.cv import train_folds  # here, since it is built on this module
+
+        return train_folds(run, plan, reporter=reporter or Reporter(), opener=opener)
     training = Training(plan, run, reporter or Reporter(), opener)
     training._batches()  # refuses impossible batches before anything is written
     write_json(

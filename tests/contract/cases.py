@@ -15,6 +15,32 @@ CLASSES, DIM = 5, 4
 
 # A strategy is tried where it comes to act within a few steps of a small batch.
 QUICK = {
+    "ccp": (
+        "ccp(contrastive(negative=1), per_class=2, pool=3, every=1)",
+        "ccp(multi_similarity, per_class=1, pool=2, pair_weight=0.5, every=1)",
+    ),
+    "moco": ("moco(momentum=0.5, queue=20)", "moco(soft_triple(per_class=2), momentum=0, queue=5)"),
+    "profs": (
+        "profs(steps=2, weight=0.1)",
+        "profs(n_pair, hard_classes=False, weight=0.0)",
+        "profs(margin(sampling=hard, learn=True), forget=True)",
+    ),
+    "proxy": ("proxy(contrastive(negative=1), per_class=2, pool=1)", "proxy(triplet, initial=means, pair_weight=0.5)"),
+    "proxy_isa": (
+        "proxy_isa(steps_per_epoch=1, size=20, volume=8, hardness=0.9, margin=0)",
+        "proxy_isa(proxy_nca(scale=4), steps_per_epoch=1, size=7, volume=8, hardness=0.9, penalty=bounded)",
+    ),
+    "proxy_updates": (
+        "proxy_updates(steps=2, lr=0.1)",
+        "proxy_updates(norm_softmax(per_class=2), steps=1)",
+        "proxy_updates(proxy_anchor(alpha=4, per_class=2), steps=2, order=2)",
+    ),
+    "vcpa": (
+        "vcpa",
+        "vcpa(proxy_anchor(per_class=2), tau=0.1, steps=2, samples=3, positives=batch)",
+        "vcpa(proxy_anchor(alpha=4), sample=False, tau=0, steps=3)",
+        "vcpa(soft_triple(per_class=2), newton=False, lr=0.1, steps=3, samples=2)",
+    ),
     "xbm": ("xbm(start=0, size=20)", "xbm(contrastive(positive=0.1), size=7, start=2, weight=0.5)"),
 }
 
@@ -39,10 +65,30 @@ def signature_of(entry):
     return {p.name: p for p in inspect.signature(entry).parameters.values() if p.kind is p.KEYWORD_ONLY}
 
 
+class Scale(torch.nn.Module):
+    """A model of images that are embeddings already."""
+
+    def __init__(self):
+        super().__init__()
+        self.factor = torch.nn.Parameter(torch.ones(()))
+
+    def forward(self, x):
+        return self.factor * x
+
+
+MODEL = Scale()
+
+
+def step_of(x, y) -> Step:
+    """A step that knows its model and images, as in the loop."""
+    return Step(x, y, model=MODEL, images=x.detach())
+
+
 def build(spec, *, classes=CLASSES, dim=DIM, space=None, seed=0) -> Method:
     """A method of seeded proxies, whose other parameters are moved away from their common start."""
     torch.manual_seed(seed)
     m = method(spec, classes=classes, dim=dim, space=space)
+    m.bind(MODEL)
     with torch.no_grad():
         for name, p in m.named_parameters():
             if not name.endswith("proxies.vectors"):

@@ -14,12 +14,12 @@ from contract.cases import (
     build,
     gradients,
     spec_of,
+    step_of,
     value,
 )
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from nearkin.losses import LOSSES
-from nearkin.method import Step
 from nearkin.similarity import EMPTY, References, relate
 
 FLOAT32 = torch.float32
@@ -135,7 +135,7 @@ def test_low_precision_input_is_raised_and_leaves_the_state(spec):
         assert grad.dtype == dtype
         check(loss, grad, *own.values())
         assert torch.equal(loss, value(m, x.float(), y).detach())
-        m.after_step(Step(x, y))
+        m.after_step(step_of(x, y))
         assert {name: value.dtype for name, value in m.state_dict().items()} == before
 
 
@@ -197,7 +197,7 @@ def test_strategies_over_a_few_odd_batches(spec):
         for _ in range(4):
             x, y = situation()
             check_method(m, x, y, name)
-            m.after_step(Step(x, y))
+            m.after_step(step_of(x, y))
         check_method(m, *random(), name)
 
 
@@ -226,7 +226,7 @@ def test_the_step_reads_nothing_back_to_the_host(spec):
     """Loss, backward and state; `forward` also looks at the labels, where they are on the CPU."""
     m = build(spec)
     x, y = random()
-    step = Step(x.requires_grad_(), y)
+    step = step_of(x.requires_grad_(), y)
     with NoSync():
         m.loss(step).backward()
         m.after_step(step)

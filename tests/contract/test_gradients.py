@@ -5,9 +5,8 @@ import inspect
 import oracles
 import pytest
 import torch
-from contract.cases import STRATEGY_SPECS, SURE_SPECS, batch, build, gradients, oracle
+from contract.cases import STRATEGY_SPECS, SURE_SPECS, batch, build, gradients, oracle, step_of
 
-from nearkin.method import Step
 from nearkin.similarity import batch_references
 from nearkin.spec import parse
 
@@ -30,7 +29,7 @@ def test_they_reach_embeddings_through_a_strategy(spec):
         _, grad, own = gradients(m, x, y)
         assert grad.abs().sum() > 0
         assert all(g is not None for g in own.values())
-        m.after_step(Step(x, y))
+        m.after_step(step_of(x, y))
 
 
 def holds_constants(spec):

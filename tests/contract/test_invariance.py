@@ -2,11 +2,9 @@
 
 import pytest
 import torch
-from contract.cases import CLASSES, DIM, LOSSES, STRATEGY_SPECS, SURE_SPECS, batch, build, gradients
+from contract.cases import CLASSES, DIM, LOSSES, STRATEGY_SPECS, SURE_SPECS, batch, build, gradients, step_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-from nearkin.method import Step
 
 deep = settings(max_examples=8, deadline=None, derandomize=True, database=None)
 brief = settings(deep, max_examples=3)  # for the settings beside a loss's default
@@ -70,7 +68,7 @@ def test_order_axes_and_names_do_not_matter(spec):
 def test_order_does_not_matter_after_a_few_steps_of_a_strategy(spec):
     m = build(spec).double()
     for seed in range(4):
-        m.after_step(Step(*batch(seed=seed)))
+        m.after_step(step_of(*batch(seed=seed)))
 
     @deep
     @given(pair=batches(), data=st.data())

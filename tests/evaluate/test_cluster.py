@@ -5,11 +5,12 @@ import itertools
 import numpy as np
 import pytest
 import torch
+from sklearn.cluster import KMeans
 from sklearn.metrics import adjusted_mutual_info_score, normalized_mutual_info_score
 
 from nearkin.evaluate import CLUSTERING, evaluate
 from nearkin.evaluate import cluster as cluster_module
-from nearkin.evaluate.cluster import k_means, pairwise_f1
+from nearkin.evaluate.cluster import k_means, pairwise_f1, starts_for
 
 RNG = torch.Generator().manual_seed(0)
 X = torch.nn.functional.normalize(torch.randn(90, 6, generator=RNG), dim=1)
@@ -53,12 +54,32 @@ def test_separate_classes_score_100_and_equal_vectors_little() -> None:
     assert scores["F1"] < 40
 
 
-@pytest.mark.parametrize("many", [cluster_module.MANY, 0])
-def test_k_means_is_seeded(many: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cluster_module, "MANY", many)
+@pytest.mark.parametrize("work", [cluster_module.WORK, 0])
+def test_k_means_is_seeded(work: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster_module, "WORK", work)
     first, again = (k_means(X.numpy(), 12, seed=5) for _ in range(2))
     assert (first == again).all()
     assert len(np.unique(first)) == 12
+    assert any((k_means(X.numpy(), 12, seed=other) != first).any() for other in (6, 7, 8))
+
+
+def inertia(clusters: np.ndarray) -> float:
+    points = X.numpy().astype(np.float64)
+    groups = [points[clusters == c] for c in np.unique(clusters)]
+    return float(sum(((group - group.mean(0)) ** 2).sum() for group in groups))
+
+
+def test_the_best_of_several_starts_is_as_good_as_that_of_scikit_learn(monkeypatch: pytest.MonkeyPatch) -> None:
+    best = [inertia(k_means(X.numpy(), 12, seed=seed)) for seed in range(4)]
+    theirs = [KMeans(12, n_init=10, random_state=seed).fit(X.numpy()).inertia_ for seed in range(4)]
+    assert np.mean(best) <= np.mean(theirs) * 1.02
+    monkeypatch.setattr(cluster_module, "STARTS", 1)
+    assert np.mean(best) < np.mean([inertia(k_means(X.numpy(), 12, seed=seed)) for seed in range(4)])
+
+
+def test_large_problems_begin_less_often() -> None:
+    sizes = ((5_924, 100), (8_131, 98), (20_000, 250), (26_830, 3_985), (60_502, 11_316))
+    assert [starts_for(*size) for size in sizes] == [10, 10, 4, 1, 1]
 
 
 def test_clustering_takes_queries_and_gallery_together() -> None:

@@ -27,6 +27,12 @@ def steps_per_epoch(count: int, size: int) -> int:
     return count // size
 
 
+def check_start(seed: int, start: int) -> None:
+    """Refuse what is no seed or no number of a batch."""
+    if seed < 0 or start < 0:
+        raise NearkinError(f"Seed and start are whole numbers from 0 on, not {seed} and {start}.")
+
+
 def shuffled(labels: Tensor, size: int, *, seed: int, start: int = 0) -> Iterator[Tensor]:
     """Endless batches of image numbers: each epoch a new order of all images, none twice."""
     count = len(labels)
@@ -46,27 +52,33 @@ def per_class(labels: Tensor, size: int, *, images: int, seed: int, start: int =
     class with fewer than `images` repeats its own, evenly.
     """
     steps = steps_per_epoch(len(labels), size)
-    if images < 1 or size % images:
-        raise NearkinError(f"A batch of {size} does not divide into classes of {images} images: make it a multiple.")
-    _, codes, counts = np.unique(labels.numpy(), return_inverse=True, return_counts=True)
+    codes, counts = class_sizes(labels, size, images=images)
     at_once = size // images
-    if at_once > len(counts):
-        raise NearkinError(
-            f"A batch of {size} with {images} images a class needs {at_once} classes and there are {len(counts)}: "
-            f"choose a batch size of at most {len(counts) * images}."
-        )
     begin = np.cumsum(counts) - counts
 
     def epoch(rng: np.random.Generator) -> Ints:
         by_class = np.lexsort((rng.random(len(codes)), codes))  # each class's images together, in random order
-        classes, visits = _deal(len(counts), at_once, steps, rng)
+        classes, visits = deal(len(counts), at_once, steps, rng)
         position = (visits[:, None] * images + np.arange(images)) % counts[classes, None]
         return by_class[begin[classes, None] + position].reshape(steps, size)
 
     return _epochs(epoch, steps, seed=seed, start=start)
 
 
-def _deal(classes: int, at_once: int, steps: int, rng: np.random.Generator) -> tuple[Ints, Ints]:
+def class_sizes(labels: Tensor, size: int, *, images: int) -> tuple[Ints, Ints]:
+    """Each image's class as a number from 0 on, and how many images each has; for batches of `images` a class."""
+    if images < 1 or size % images:
+        raise NearkinError(f"A batch of {size} does not divide into classes of {images} images: make it a multiple.")
+    _, codes, counts = np.unique(labels.numpy(), return_inverse=True, return_counts=True)
+    if size // images > len(counts):
+        raise NearkinError(
+            f"A batch of {size} with {images} images a class needs {size // images} classes and there are "
+            f"{len(counts)}: choose a batch size of at most {len(counts) * images}."
+        )
+    return codes, counts
+
+
+def deal(classes: int, at_once: int, steps: int, rng: np.random.Generator) -> tuple[Ints, Ints]:
     """`steps` hands of `at_once` classes from deck after deck, and the number of the deck each card is from."""
     decks: list[Ints] = []
     while len(decks) * classes < steps * at_once:
@@ -83,8 +95,7 @@ def _deal(classes: int, at_once: int, steps: int, rng: np.random.Generator) -> t
 
 def _epochs(epoch: Callable[[np.random.Generator], Ints], steps: int, *, seed: int, start: int) -> Iterator[Tensor]:
     """Batch `start` and all that follow."""
-    if seed < 0 or start < 0:
-        raise NearkinError(f"Seed and start are whole numbers from 0 on, not {seed} and {start}.")
+    check_start(seed, start)
 
     def batches() -> Iterator[Tensor]:
         number, first = divmod(start, steps)

@@ -56,6 +56,7 @@ class Angular(Loss):
     """The angular loss, alone or with N-pair."""
 
     images_per_class = 2
+    one_a_class = True
 
     def __init__(self, *, angle: float = 45.0, n_pair: float = 0.0, positives: int = 8) -> None:
         super().__init__()

@@ -51,6 +51,7 @@ class NPair(Loss):
 
     space = "inner"
     images_per_class = 2
+    one_a_class = True
 
     def __init__(self, *, norm: float = 0.002) -> None:
         super().__init__()

@@ -8,17 +8,13 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from rich.console import Group
-from rich.text import Text
-
 from nearkin.bench import Board
-from nearkin.evaluate.statistics import Comparison, Summary, against, summary
-from nearkin.report.tables import markdown_table, terminal_table
+from nearkin.evaluate.statistics import Comparison, against, summary
+from nearkin.report.formats import NOTHING, PrintedTable, duration, mean_words, p_words
 from nearkin.runs import Json, short_commit
 from nearkin.suites import Part, Published, Row
 
 LEVEL = 0.05
-NOTHING = "–"
 CHOSEN = {
     "last": "the last epoch",
     "validation": "the best on held-out training classes",
@@ -26,33 +22,25 @@ CHOSEN = {
 }
 
 
-class SuiteTable(NamedTuple):
-    """A table of one data set, in words; every format is made of it."""
-
-    title: str
-    header: list[str]
-    cells: list[list[str]]
-    notes: list[str]
-
-
-class _Ours(NamedTuple):
+class Finished(NamedTuple):
     """A row's finished runs, by seed."""
 
     runs: Mapping[int, Json]
     which: str  # the scores that count: "scores", or "before" training
 
     def values(self, metric: str) -> dict[int, float]:
+        """Seed → score."""
         return {seed: run[self.which][metric] for seed, run in self.runs.items() if metric in run[self.which]}
 
 
-def suite_tables(board: Board) -> list[SuiteTable]:
+def suite_tables(board: Board) -> list[PrintedTable]:
     """One table a data set of the suite."""
     return [_table(board, part) for part in board.sheet.suite.parts.values()]
 
 
-def _table(board: Board, part: Part) -> SuiteTable:
+def _table(board: Board, part: Part) -> PrintedTable:
     suite = board.sheet.suite
-    ours = {row.name: _finished(board, row, part) for row in suite.rows.values()}
+    ours = {row.name: finished(board, row, part) for row in suite.rows.values()}
     rows = [row for row in _sorted(board, ours) if part.name in row.methods or part.name in row.paper]
     tests = {metric: _tests(suite.baseline, ours, metric) for metric in part.metrics}
     published = list(dict.fromkeys(m for row in rows for m in row.paper.get(part.name, {})))
@@ -67,20 +55,24 @@ def _table(board: Board, part: Part) -> SuiteTable:
             columns.append((f"{metric} ours" if published else metric, _our_cell(ours, metric, tests[metric])))
     if any(run.runs for run in ours.values()):
         columns += [("seeds", lambda row: str(len(ours[row.name].runs) or "")), ("time", _time_cell(ours))]
+        columns.append(("images/s", _speed_cell(ours)))
+        if any(run["settings"].get("patience") for each in ours.values() for run in each.runs.values()):
+            columns.append(("steps", _steps_cell(ours)))
         if tests[main]:
             columns.append((f"{main} less {suite.baseline}", _test_cell(tests[main])))
     cells = [[cell(row) for _, cell in columns] for row in rows]
     notes = _notes(board, part, {row.name: ours[row.name] for row in rows}, tests)
-    return SuiteTable(f"{suite.title} ({part.name})", [name for name, _ in columns], cells, notes)
+    return PrintedTable(f"{suite.title} ({part.name})", [name for name, _ in columns], cells, notes)
 
 
-def _finished(board: Board, row: Row, part: Part) -> _Ours:
+def finished(board: Board, row: Row, part: Part) -> Finished:
+    """The runs of a row on a data set that are there."""
     cells = [cell for cell in board.sheet.cells if (cell.row, cell.data) == (row.name, part.name)]
     runs = {cell.seed: board.results[cell.id] for cell in cells if cell.id in board.results}
-    return _Ours(runs, "before" if row.scores == "before" else "scores")
+    return Finished(runs, "before" if row.scores == "before" else "scores")
 
 
-def _sorted(board: Board, ours: Mapping[str, _Ours]) -> list[Row]:
+def _sorted(board: Board, ours: Mapping[str, Finished]) -> list[Row]:
     """The suite's order, or by our mean of one metric, rows without it last."""
     suite = board.sheet.suite
 
@@ -95,7 +87,7 @@ def _main_metric(sort: str, part: Part) -> str:
     return next((m for m in (sort, "MAP@R") if m in part.metrics), part.metrics[0])
 
 
-def _tests(baseline: str, ours: Mapping[str, _Ours], metric: str) -> dict[str, Comparison]:
+def _tests(baseline: str, ours: Mapping[str, Finished], metric: str) -> dict[str, Comparison]:
     scores = {name: run.values(metric) for name, run in ours.items() if run.values(metric)}
     return against(scores, baseline) if baseline in scores else {}
 
@@ -124,18 +116,14 @@ def _paper_cell(part: Part, metric: str, decimals: int) -> Callable[[Row], str]:
     return cell
 
 
-def _our_cell(ours: Mapping[str, _Ours], metric: str, tests: Mapping[str, Comparison]) -> Callable[[Row], str]:
+def _our_cell(ours: Mapping[str, Finished], metric: str, tests: Mapping[str, Comparison]) -> Callable[[Row], str]:
     def cell(row: Row) -> str:
         if not row.methods:
             return ""
         found = summary(list(ours[row.name].values(metric).values()))
-        return f"{_mean(found)}{_mark(tests.get(row.name))}" if found.n else NOTHING
+        return f"{mean_words(found)}{_mark(tests.get(row.name))}" if found.n else NOTHING
 
     return cell
-
-
-def _mean(found: Summary) -> str:
-    return f"{found.mean:.2f}" if found.n < 2 else f"{found.mean:.2f} ± {found.error:.2f}"
 
 
 def _mark(test: Comparison | None) -> str:
@@ -149,31 +137,40 @@ def _test_cell(tests: Mapping[str, Comparison]) -> Callable[[Row], str]:
         test = tests.get(row.name)
         if test is None or math.isnan(test.p):
             return NOTHING
-        p = "p < 0.001" if test.p < 0.001 else f"p {test.p:.3f}"
-        return f"{test.difference:+.2f} ({p}, d {test.effect:.1f})".replace("-", "−")
+        return f"{test.difference:+.2f} (p {p_words(test.p)}, d {test.effect:.1f})".replace("-", "−")
 
     return cell
 
 
-def _time_cell(ours: Mapping[str, _Ours]) -> Callable[[Row], str]:
+def _time_cell(ours: Mapping[str, Finished]) -> Callable[[Row], str]:
     def cell(row: Row) -> str:
         times = [run.get("wall") or run["seconds"] for run in ours[row.name].runs.values()]
-        return _duration(sum(times) / len(times)) if times else ""
+        return duration(sum(times) / len(times)) if times else ""
 
     return cell
 
 
-def _duration(seconds: float) -> str:
-    if seconds < 99.5:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.1f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+def _steps_cell(ours: Mapping[str, Finished]) -> Callable[[Row], str]:
+    def cell(row: Row) -> str:
+        steps = [run["steps"] for run in ours[row.name].runs.values()]
+        return f"{sum(steps) / len(steps):,.0f}" if steps else ""
+
+    return cell
+
+
+def _speed_cell(ours: Mapping[str, Finished]) -> Callable[[Row], str]:
+    def cell(row: Row) -> str:
+        speeds = [run["images_per_second"] for run in ours[row.name].runs.values() if run.get("images_per_second")]
+        return f"{sum(speeds) / len(speeds):,.0f}" if speeds else ""
+
+    return cell
 
 
 # Notes.
 
 
 def _notes(
-    board: Board, part: Part, ours: Mapping[str, _Ours], tests: Mapping[str, Mapping[str, Comparison]]
+    board: Board, part: Part, ours: Mapping[str, Finished], tests: Mapping[str, Mapping[str, Comparison]]
 ) -> list[str]:
     suite = board.sheet.suite
     rows = [suite.rows[name] for name in ours]
@@ -238,70 +235,3 @@ def _gaps(board: Board, part: Part) -> list[str]:
         )
         notes.append(f"{left} of {len({cell.id for cell in cells})} runs are not finished: {why}.")
     return notes
-
-
-# Formats.
-
-
-def terminal(tables: Sequence[SuiteTable]) -> Group:
-    """For a terminal."""
-    parts: list[Any] = []
-    for table in tables:
-        parts.append(terminal_table(table.header, table.cells, title=table.title))
-        parts += [Text(note, style="dim") for note in table.notes]
-        parts.append(Text(""))
-    return Group(*parts)
-
-
-def markdown(tables: Sequence[SuiteTable], *, level: int = 3) -> str:
-    """In Markdown, each table under a heading of that level."""
-    parts = []
-    for table in tables:
-        cells = [[cell.replace("|", "\\|") for cell in row] for row in table.cells]
-        notes = "\n".join(f"- {note}" for note in table.notes)
-        parts.append(f"{'#' * level} {table.title}\n\n{markdown_table(table.header, cells)}\n\n{notes}\n")
-    return "\n".join(parts)
-
-
-def latex(tables: Sequence[SuiteTable]) -> str:
-    """In LaTeX, for the package booktabs."""
-    return "\n".join(_latex(table) for table in tables)
-
-
-def _latex(table: SuiteTable) -> str:
-    lines = [" & ".join(map(_escape, row)) + r" \\" for row in (table.header, *table.cells)]
-    notes = " ".join(map(_escape, table.notes))
-    return "\n".join(
-        [
-            r"\begin{table}",
-            rf"\caption{{{_escape(table.title)}. {notes}}}",
-            rf"\begin{{tabular}}{{l{'r' * (len(table.header) - 1)}}}",
-            r"\toprule",
-            lines[0],
-            r"\midrule",
-            *lines[1:],
-            r"\bottomrule",
-            r"\end{tabular}",
-            r"\end{table}",
-            "",
-        ]
-    )
-
-
-_LATEX = {
-    **{c: rf"\{c}" for c in "&%$#_{}"},
-    "\\": r"\textbackslash{}",
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-    "±": r"$\pm$",
-    "↑": r"$\uparrow$",
-    "↓": r"$\downarrow$",
-    "−": r"$-$",
-    "–": "--",
-    "<": r"$<$",
-    ">": r"$>$",
-}
-
-
-def _escape(text: str) -> str:
-    return "".join(_LATEX.get(letter, letter) for letter in text)

@@ -9,6 +9,10 @@
     sort                    the metric by which the table is sorted (default: as the rows stand)
     note                    a sentence below the table
     every_method            true: all methods without a row of their own get one, with their own options
+    [figure]                where the rows are points of a curve, drawn once a data set
+        x                   the words of its axis, as "tau"
+        metric              what is drawn; every data set must have it
+        scale               "log" or "linear" (default)
     [settings]              fields of Plan, for all
     [data.NAME]             a data set; its path is given as NAME:PATH when the suite is run
         metrics             what is shown of it
@@ -22,11 +26,14 @@
         paper.NAME          metric → percent, or [percent, spread]; a metric may have words behind it ("R@1 512-d")
         backbone, dim       of the paper's number, where not the suite's
         note
+        x                   where the row stands in the figure; a row without it is a horizontal line
+        series              the curve it belongs to, where there are several
 
 A row has a method where the paper trained it itself, or where it is the baseline. Settings of a row beat those of a
 data set, which beat those of the suite; what is said nowhere is the backbone's own, or Plan's default.
 """
 
+import math
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -72,6 +79,16 @@ class Row:
     dim: int | None
     scores: Literal["after", "before"]
     note: str
+    x: float | None  # where it stands in the suite's figure
+    series: str
+
+
+class Axes(NamedTuple):
+    """The figure of a suite."""
+
+    x: str
+    metric: str
+    scale: Literal["log", "linear"]
 
 
 @dataclass(frozen=True)
@@ -91,6 +108,7 @@ class Suite:
     settings: Mapping[str, Any]
     parts: Mapping[str, Part]
     rows: Mapping[str, Row]
+    figure: Axes | None
 
 
 _SUITE: dict[str, Any] = {
@@ -107,6 +125,7 @@ _SUITE: dict[str, Any] = {
     "settings": dict,
     "data": dict,
     "row": list,
+    "figure": dict,
 }
 _PART: dict[str, Any] = {"metrics": list, "settings": dict, "read": str}
 _ROW: dict[str, Any] = {
@@ -118,7 +137,10 @@ _ROW: dict[str, Any] = {
     "backbone": str,
     "dim": int,
     "note": str,
+    "x": float,
+    "series": str,
 }
+_FIGURE: dict[str, Any] = {"x": str, "metric": str, "scale": Literal["log", "linear"]}
 
 
 def suite_names() -> list[str]:
@@ -171,8 +193,10 @@ def _suite(table: dict[str, Any], name: str) -> Suite:
         settings=settings,
         parts=parts,
         rows=rows,
+        figure=_figure(table["figure"], parts, where) if "figure" in table else None,
     )
     _check_whole(suite, where)
+    _check_points(suite, where)
     return suite
 
 
@@ -190,6 +214,36 @@ def _check_whole(suite: Suite, where: str) -> None:
     spreads = any(n.spread is not None for r in suite.rows.values() for m in r.paper.values() for n in m.values())
     if spreads and not suite.spread:
         raise NearkinError(f"In {where} numbers have a spread and nothing says which: write spread = 'standard error'.")
+
+
+def _figure(table: Any, parts: Mapping[str, Part], where: str) -> Axes:
+    where = f"{where}, figure"
+    _check(table, _FIGURE, where, needed=("x", "metric"))
+    metric = table["metric"]
+    for part in parts.values():
+        if metric not in part.metrics:
+            raise NearkinError(f"In {where} data.{part.name} has no {metric!r}.{nearest(metric, part.metrics)}")
+    return Axes(table["x"], metric, table.get("scale", "linear"))
+
+
+def _check_points(suite: Suite, where: str) -> None:
+    """Rows that say where they stand need a figure, a figure needs such rows, and no two may stand on one spot."""
+    seen: dict[tuple[str, float], str] = {}
+    for row in suite.rows.values():
+        if suite.figure is None and (row.x is not None or row.series):
+            raise NearkinError(f"In {where}, row {row.name!r} has x or series and the suite no [figure]: write one.")
+        if row.x is None and row.series:
+            raise NearkinError(f"In {where}, row {row.name!r} has a series but no x: say where on the curve it stands.")
+        if suite.figure and row.x is not None:
+            if not math.isfinite(row.x) or (suite.figure.scale == "log" and row.x <= 0):
+                raise NearkinError(f"In {where}, row {row.name!r} cannot stand at x = {row.x:g} on this axis.")
+            other = seen.setdefault((row.series, row.x), row.name)
+            if other != row.name:
+                raise NearkinError(
+                    f"In {where}, rows {other!r} and {row.name!r} stand at the same x of one series: give one a series."
+                )
+    if suite.figure and not seen:
+        raise NearkinError(f"In {where} there is a figure and no row has x: write x = number in the rows of its curve.")
 
 
 def _part(name: str, table: Any, where: str) -> Part:
@@ -223,6 +277,8 @@ def _row(table: Any, backbone: str, parts: Mapping[str, Part], where: str) -> Ro
         dim=table.get("dim"),
         scores=table.get("scores", "after"),
         note=table.get("note", ""),
+        x=table.get("x"),
+        series=table.get("series", ""),
     )
 
 
@@ -241,7 +297,7 @@ def _numbers(table: Any, where: str) -> dict[str, Published]:
 def _other_methods(rows: Mapping[str, Row], parts: Mapping[str, Part], backbone: str) -> dict[str, Row]:
     known = {parse(spec).name for row in rows.values() for spec in row.methods.values()}
     others = [name for name in sorted({**LOSSES, **STRATEGIES}) if name not in known]
-    plain = Row("", {}, {}, {}, backbone, None, "after", "")
+    plain = Row("", {}, {}, {}, backbone, None, "after", "", None, "")
     return {name: replace(plain, name=name, methods=dict.fromkeys(parts, name)) for name in others}
 
 

@@ -1,0 +1,172 @@
+"""What Proxy-ISA costs over plain Proxy-Anchor at Stanford-Online-Products scale, both measured in turn in one run.
+
+    python benchmarks/isa_cost.py                  the methods alone: 11,318 classes, 512-d, batch 180, queue 1,024
+    python benchmarks/isa_cost.py --device cuda    whole training steps: lite0, 224 px, compiled as `nearkin train` does
+    python benchmarks/isa_cost.py --small          small sizes, to see that it runs: its ratios mean nothing
+
+A step of a method alone is loss, backward and after_step; a training step is zero_grad, network, loss, backward,
+clipping, optimiser and after_step, the images being there already. Queue and filter are on, the queue is full.
+Times are the least of all rounds, in turn, so that a busy machine is busy for both.
+"""
+
+import argparse
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from nearkin.backbones import natural_plan
+from nearkin.method import Method, Step, method
+from nearkin.model import autocast, build_embedder
+from nearkin.plan import make_optimiser, make_plan, set_training
+from nearkin.runs import provenance, write_json
+
+METHODS = ("proxy_anchor", "proxy_isa(steps_per_epoch=1)")
+GOAL = {"cpu": 1.5, "cuda": 1.05}
+
+
+class Size(NamedTuple):
+    classes: int
+    dim: int
+    batch: int
+    pixels: int
+
+
+FULL = Size(11_318, 512, 180, 224)
+SMALL = Size(300, 64, 24, 64)
+
+
+class Operations(TorchDispatchMode):
+    """Counts what is dispatched: one operation is about one kernel."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += 1
+        return func(*args, **(kwargs or {}))
+
+
+def warmed(spec: str, size: Size, device: torch.device) -> Method:
+    """A method some epochs on, its queue full."""
+    torch.manual_seed(0)
+    m = method(spec, classes=size.classes, dim=size.dim).to(device)
+    for _ in range(2 + 1024 // size.batch):
+        x = torch.randn(size.batch, size.dim, device=device)
+        m.after_step(Step(x, torch.randint(size.classes, (size.batch,), device=device)))
+    return m
+
+
+def method_alone(spec: str, size: Size, device: torch.device) -> Callable[[], None]:
+    m = warmed(spec, size, device)
+    x = torch.randn(size.batch, size.dim, device=device, requires_grad=True)
+    y = torch.randint(size.classes, (size.batch,), device=device)
+
+    def step() -> None:
+        for p in (x, *m.parameters()):
+            p.grad = None
+        now = Step(x, y)
+        m.loss(now).backward()
+        m.after_step(now)
+
+    return step
+
+
+def training_step(spec: str, size: Size, device: torch.device) -> Callable[[], None]:
+    """As Training._one_step, but for reading and augmenting the images."""
+    settings = {"backbone": "lite0", "weights": "none", "dim": size.dim, "size": size.pixels, "device": str(device)}
+    plan = make_plan({**settings, "batch": size.batch, "compile": device.type == "cuda"}, natural_plan("lite0"))
+    m = warmed(spec, size, device)
+    embedder = build_embedder(plan, m.space).to(device, memory_format=torch.channels_last)
+    mode = "reduce-overhead" if device.type == "cuda" else "default"
+    network = torch.compile(embedder, mode=mode) if plan.compile else embedder
+    set_training(embedder, embedder.trunk, plan, warming_up=False)
+    optimiser = make_optimiser(plan, [{"params": list(embedder.parameters()), "lr": plan.lr}, *m.groups(plan.lr)])
+    parameters = [p for group in optimiser.param_groups for p in group["params"]]
+    images = torch.randn(size.batch, 3, size.pixels, size.pixels, device=device)
+    images = images.contiguous(memory_format=torch.channels_last)
+    y = torch.randint(size.classes, (size.batch,), device=device)
+
+    def step() -> None:
+        optimiser.zero_grad()
+        with autocast(device, plan.precision):
+            x = network(images)
+        now = Step(x, y, embedder, images)
+        m.loss(now).backward()
+        m.after_backward(embedder)
+        torch.nn.utils.clip_grad_value_(parameters, plan.clip_value)
+        optimiser.step()
+        m.after_step(now)
+
+    return step
+
+
+def in_turn(steps: list[Callable[[], None]], *, rounds: int, each: int, device: torch.device) -> list[float]:
+    """Milliseconds of either step: the least mean of `each` steps over the rounds."""
+    best = [float("inf")] * len(steps)
+    for turn in range(rounds + 1):
+        for i, step in enumerate(steps):
+            wait(device)
+            start = time.perf_counter()
+            for _ in range(each):
+                step()
+            wait(device)
+            if turn:  # the first warms up
+                best[i] = min(best[i], 1e3 * (time.perf_counter() - start) / each)
+    return best
+
+
+def wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def launches(step: Callable[[], None], device: torch.device) -> int:
+    """Kernels and graphs a step launches on a GPU; operations it dispatches on a CPU."""
+    if device.type != "cuda":
+        with Operations() as seen:
+            step()
+        return seen.count
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as recorded:
+        step()
+        wait(device)
+    names = ("cudaLaunchKernel", "cuLaunchKernel", "cudaGraphLaunch", "cudaMemcpyAsync", "cudaMemsetAsync")
+    return sum(event.count for event in recorded.key_averages() if event.key.startswith(names))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--small", action="store_true", help="small sizes, to see that it runs")
+    parser.add_argument("--rounds", type=int, default=10, help="timed rounds (default %(default)s)")
+    parser.add_argument("--device", default="cpu", help="cpu (default) or cuda")
+    parser.add_argument("--out", type=Path, help="a JSON file for the figures and where they come from")
+    args = parser.parse_args()
+    size, device = SMALL if args.small else FULL, torch.device(args.device)
+    gpu = device.type == "cuda"
+    kinds = {"methods alone": method_alone} | ({"training steps": training_step} if gpu or args.small else {})
+    rows: dict[str, dict[str, float]] = {}
+    print(f"C = {size.classes:,}, D = {size.dim}, B = {size.batch}, {device}, {torch.get_num_threads()} threads")
+    for kind, make in kinds.items():
+        steps = [make(spec, size, device) for spec in METHODS]
+        plain, isa = in_turn(steps, rounds=args.rounds, each=20 if gpu else 1, device=device)
+        counts = [launches(step, device) for step in steps]
+        rows[kind] = {"proxy_anchor_ms": plain, "proxy_isa_ms": isa, "ratio": isa / plain, "launches": counts}
+        print(f"{kind}: {plain:.2f} ms and {isa:.2f} ms, {isa / plain:.3f} ×; launches {counts[0]} and {counts[1]}")
+    judged = "training steps" if gpu else "methods alone"
+    print(f"goal for {judged}: at most {GOAL[device.type]} ×, {'reached' if reached(rows, device) else 'NOT reached'}")
+    if args.out:
+        about = {"size": size._asdict(), "threads": torch.get_num_threads(), "device": str(device)}
+        write_json(args.out, {**about, "goal": GOAL[device.type], "of": judged, "rows": rows, **provenance()})
+
+
+def reached(rows: dict[str, dict[str, float]], device: torch.device) -> bool:
+    return rows["training steps" if device.type == "cuda" else "methods alone"]["ratio"] <= GOAL[device.type]
+
+
+if __name__ == "__main__":
+    main()

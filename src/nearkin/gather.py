@@ -1,0 +1,84 @@
+"""Image files that a user names: files, folders, tables; each with a label where there is one."""
+
+import csv
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from nearkin.data.files import files_below, is_image, lines, subfolders
+from nearkin.data.images import counted
+from nearkin.errors import NearkinError
+
+
+class Found(NamedTuple):
+    """One image file, whether or not it can be read."""
+
+    path: str  # absolute, so that it can be opened from anywhere
+    label: str | None
+
+    @property
+    def stamp(self) -> str | None:
+        """Size and time of change: what tells that a file is still the same. None where there is no file."""
+        try:
+            known = os.stat(self.path)
+        except OSError:
+            return None
+        return f"{known.st_size}-{known.st_mtime_ns}"
+
+
+def gather(given: Sequence[str | Path]) -> list[Found]:
+    """The images of files, folders and csv tables, each file once.
+
+    In a folder with folders, those are the classes and name the labels; with train/ and test/ in it, theirs are. Images
+    straight in a folder have its name for a label where several folders are given, as by a shell's `birds/*`, and none
+    otherwise; nor has a file. A table has the columns path and, if wanted, label.
+    """
+    paths = [Path(p) for p in given]
+    several = sum(path.is_dir() for path in paths) > 1
+    found: dict[str, Found] = {}
+    for path in paths:
+        for image, label in _images(path, several):
+            place = os.path.abspath(image)
+            found.setdefault(place, Found(place, label))
+    if not found:
+        raise NearkinError(f"There is no image in {' '.join(map(str, paths)) or 'nothing'}: name files or folders.")
+    return list(found.values())
+
+
+def _images(path: Path, several: bool) -> Iterable[tuple[Path, str | None]]:
+    if path.is_dir():
+        return _of_folder(path, several)
+    if not path.is_file():
+        raise NearkinError(f"There is no file or folder {path}.")
+    return _of_table(path) if path.suffix.lower() == ".csv" else [(path, None)]
+
+
+def _of_folder(top: Path, several: bool) -> Iterable[tuple[Path, str | None]]:
+    halves = [top / "train", top / "test"]
+    if all(half.is_dir() and subfolders(half) for half in halves):
+        return [pair for half in halves for pair in _of_folder(half, several)]
+    classes = subfolders(top)
+    own = top.resolve().name if several and not classes else None
+    loose = [(file, own) for file in sorted(top.iterdir()) if file.is_file() and is_image(file)]
+    return loose + [(file, folder.name) for folder in classes for file in files_below(folder) if is_image(file)]
+
+
+def _of_table(path: Path) -> list[tuple[Path, str | None]]:
+    rows = csv.DictReader((line for _, line in lines(path)), skipinitialspace=True, strict=True)
+    try:
+        table = [{(name or "").strip().lower(): value for name, value in row.items()} for row in rows]
+    except csv.Error as error:
+        raise NearkinError(f"Cannot read {path} as a csv table: {error}.") from None
+    bad = next((n for n, row in enumerate(table, start=2) if not row.get("path") or "" in row), None)
+    if bad is not None or not table:
+        where = f"row {bad} of {path}" if table else str(path)
+        raise NearkinError(f"Cannot use {where}: a table of images has the columns path and, if wanted, label.")
+    return [(path.parent / row["path"].strip(), (row.get("label") or "").strip() or None) for row in table]
+
+
+def say_bad(bad: Sequence[ValueError], total: int) -> list[str]:
+    """Lines that list the images which could not be used."""
+    if not bad:
+        return []
+    return [f"{counted(len(bad), 'image', 'images')} of {total:,} left out:", *(f"  {error}" for error in bad)]

@@ -1,0 +1,233 @@
+"""The face of every index: what goes in, what comes out, and what is refused."""
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, get_args
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+
+from nearkin.errors import NearkinError
+from nearkin.index.recall import EFFORTS, TARGET, find_truth, recall
+from nearkin.similarity import Space, check_space, project
+from nearkin.spec import nearest
+
+Floats = NDArray[np.float32]
+Kind = Literal["exact", "hnsw", "ivfpq"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+Meta = dict[str, Any]
+
+
+class NoIndex(NearkinError):  # noqa: N818 (there is none, and that need not be wrong)
+    """There is no index where one was looked for."""
+
+
+class Hit(NamedTuple):
+    """One item that was found."""
+
+    id: str
+    path: str
+    label: str | None
+    similarity: float
+
+
+class Item(NamedTuple):
+    """One item of an index; the stamp tells whether its file has changed since."""
+
+    id: str
+    path: str
+    label: str | None
+    stamp: str | None = None
+
+
+class Batch(NamedTuple):
+    """Items on their way in, checked: ids are different, embeddings are points of the space."""
+
+    vectors: Floats  # [N, D]
+    items: list[Item]
+
+
+class Items(NamedTuple):
+    """All items of an index, column by column, in the order they came."""
+
+    ids: list[str]
+    paths: list[str]
+    labels: list[str | None]
+
+
+class Index(ABC):
+    """Embeddings with their paths and labels, searched by similarity. Every add and every remove is a commit."""
+
+    def __init__(self, meta: Meta) -> None:
+        self.meta = meta  # dim, space, kind, run, fingerprint, created, recall, threshold, …
+        self.dim: int = meta["dim"]
+        self.space: Space = check_space(meta["space"])
+        self.kind: Kind = check_kind(meta["kind"])
+
+    @property
+    def run(self) -> Path | None:
+        """The folder of the run whose model made the embeddings, where it is known."""
+        return Path(self.meta["run"]) if self.meta.get("run") else None
+
+    def add(
+        self,
+        embeddings: ArrayLike,
+        *,
+        paths: Sequence[str],
+        labels: Sequence[str | None],
+        ids: Sequence[str] | None = None,
+        stamps: Sequence[str | None] | None = None,
+    ) -> None:
+        """Add items, all or none; an id that is there already is replaced. An id is the path unless it is given."""
+        ids = paths if ids is None else ids
+        stamps = [None] * len(paths) if stamps is None else stamps
+        vectors = points(embeddings, dim=self.dim, space=self.space)
+        for what, given in (("paths", paths), ("labels", labels), ("ids", ids), ("stamps", stamps)):
+            if len(given) != len(vectors):
+                raise NearkinError(f"{len(vectors)} embeddings need {len(vectors)} {what}, not {len(given)}.")
+        if len(set(ids)) < len(ids):
+            twice = next(name for n, name in enumerate(ids) if name in ids[:n])
+            raise NearkinError(f"The id {twice!r} is given twice in one call: give every item one of its own.")
+        if len(vectors):
+            self._add(Batch(vectors, list(map(Item, ids, paths, labels, stamps))))
+
+    def search(
+        self,
+        queries: ArrayLike,
+        k: int = 10,
+        *,
+        labels: Sequence[str] | None = None,
+        exclude: Sequence[str] | None = None,
+        exact: bool = False,
+    ) -> list[list[Hit]]:
+        """The k nearest items of each query, best first; only of some labels, without some ids, where asked.
+
+        `exact` compares with every item, whatever the kind of the index.
+        """
+        if k < 1:
+            raise NearkinError(f"A search asks for at least 1 item, not {k}.")
+        given = np.asarray(queries, dtype=np.float32)
+        vectors = points(given[None] if given.ndim == 1 else given, dim=self.dim, space=self.space)
+        if not len(vectors):
+            return []
+        wanted = None if labels is None else list(dict.fromkeys(labels))
+        return self._search(vectors, k, labels=wanted, exclude=list(dict.fromkeys(exclude or ())), exact=exact)
+
+    def item(self, id: str) -> Item:  # noqa: A002 (the word of the face)
+        """The item of an id."""
+        found = self._items([id])
+        if not found:
+            raise NearkinError(f"There is no item {id!r} in the index.")
+        return found[0]
+
+    def remember(self, **changes: Any) -> None:
+        """Change what the index says about itself (its meta), as a commit."""
+        self.meta = {**self.meta, **changes}
+        self._write_meta()
+
+    def __enter__(self) -> "Index":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @abstractmethod
+    def _add(self, batch: Batch) -> None: ...
+
+    @abstractmethod
+    def _search(
+        self, queries: Floats, k: int, *, labels: list[str] | None, exclude: list[str], exact: bool
+    ) -> list[list[Hit]]: ...
+
+    @abstractmethod
+    def _items(self, ids: Sequence[str]) -> list[Item]: ...
+
+    @abstractmethod
+    def _write_meta(self) -> None: ...
+
+    @abstractmethod
+    def remove(self, ids: Sequence[str]) -> int:
+        """Remove items by their ids; how many of them were there."""
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @abstractmethod
+    def items(self) -> Items:
+        """Ids, paths and labels of all items."""
+
+    @abstractmethod
+    def embeddings(self, ids: Sequence[str] | None = None) -> Floats:
+        """The embeddings [N, D] of all items in the order of `items`, or of some ids in theirs."""
+
+    @abstractmethod
+    def stamps(self) -> dict[str, tuple[str | None, str | None]]:
+        """By id, the label and the stamp of every item: what tells whether an image must be embedded again."""
+
+    @abstractmethod
+    def label_names(self) -> list[str]:
+        """The labels there are, sorted."""
+
+    def build(self) -> None:
+        """Bring an approximate index up to date with its items, and find out what recall it has; each kind once.
+
+        Its effort is raised until recall@10 against an exact search is 0.95, or as high as it gets.
+        """
+        if self.kind == "exact" or not self._build():
+            self.remember(recall=None)
+            return
+        truth = find_truth(self)
+        for effort in EFFORTS:
+            self.meta = {**self.meta, "effort": effort}
+            value = recall(self, truth)
+            if value >= TARGET:
+                break
+        known = {"value": round(value, 4), "k": len(truth.hits[0]), "queries": len(truth.ids)}
+        self.remember(effort=effort, recall=known)
+
+    @abstractmethod
+    def _build(self) -> bool:
+        """Make what speeds up a search; whether there is any use for it."""
+
+    def close(self) -> None:  # noqa: B027 (most hold nothing open)
+        """Let go of what is held open."""
+
+
+def check_kind(kind: str) -> Kind:
+    """The kind's name, or a sentence that lists the three."""
+    for known in KINDS:
+        if kind == known:
+            return known
+    raise NearkinError(f"There is no index of kind {kind!r}.{nearest(kind, KINDS)} There are: {', '.join(KINDS)}.")
+
+
+def points(embeddings: ArrayLike, *, dim: int, space: Space) -> Floats:
+    """Embeddings as float32 points [N, D] of the space: of length 1 for cosine, of length at most 1 for ball."""
+    v = np.asarray(embeddings, dtype=np.float32)
+    if v.ndim != 2 or v.shape[1] != dim:
+        raise NearkinError(f"The index holds embeddings [N, {dim}], not {list(v.shape)}.")
+    if not np.isfinite(v).all():
+        row = int((~np.isfinite(v)).any(1).argmax())
+        raise NearkinError(f"Embedding {row} is not finite: the model that made it is broken.")
+    projected: Floats = project(torch.from_numpy(np.array(v, order="C")), space).numpy()
+    return projected
+
+
+def new_meta(*, dim: int, space: str, kind: str, run: Path | None, fingerprint: str | None) -> Meta:
+    """What an index says about itself when it is new."""
+    if dim < 1:
+        raise NearkinError(f"An embedding has at least one dimension, not {dim}.")
+    return {
+        "dim": dim,
+        "space": check_space(space),
+        "kind": check_kind(kind),
+        "run": None if run is None else str(run),
+        "fingerprint": fingerprint,
+        "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "threshold": None,
+        "recall": None,
+        "effort": EFFORTS[0],
+    }

@@ -1,0 +1,146 @@
+"""The figure of a suite: our means and their standard errors along its axis, the paper's numbers hollow beside them."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from nearkin.bench import Board
+from nearkin.evaluate.statistics import Summary, summary
+from nearkin.report.benchmarks import CHOSEN, finished, suite_tables
+from nearkin.report.charts import INK, STYLE, look, rendered
+from nearkin.report.formats import markdown
+from nearkin.runs import whole_file
+from nearkin.suites import Axes, Part, Row
+
+
+class Point(NamedTuple):
+    """A row in the figure; `x` is None where it is a horizontal line."""
+
+    name: str
+    x: float | None
+    ours: Summary
+    paper: float | None
+    network: str  # the paper's
+
+
+class Curves(NamedTuple):
+    """What is drawn of one data set."""
+
+    series: dict[str, list[Point]]  # by x
+    lines: list[Point]
+    caption: str
+
+    @property
+    def anything(self) -> bool:
+        """Whether there is a number to draw."""
+        points = [*self.lines, *(point for series in self.series.values() for point in series)]
+        return any(point.ours.n or point.paper is not None for point in points)
+
+
+def write_suite(board: Board, out: Path) -> list[Path]:
+    """The table as SUITE.md below `out`, and the figures; nothing where no run of the suite is finished."""
+    if not any(cell.id in board.results for cell in board.sheet.cells):
+        return []
+    table = out / f"{board.sheet.suite.name}.md"
+    with whole_file(table) as temporary:
+        temporary.write_text(markdown(suite_tables(board), level=1), encoding="utf-8")
+    return [table, *write_figures(board, out)]
+
+
+def write_figures(board: Board, out: Path) -> list[Path]:
+    """A PNG and an SVG a data set of which there are numbers, as SUITE-DATA.png below `out`; none without [figure]."""
+    suite = board.sheet.suite
+    if suite.figure is None:
+        return []
+    written = []
+    for part in suite.parts.values():
+        found = curves(board, part, suite.figure)
+        if found.anything:
+            figure = _draw(found, suite.figure, f"{suite.title} ({part.name})")
+            for form in ("png", "svg"):
+                path = out / f"{suite.name}-{part.name}.{form}"
+                with whole_file(path) as temporary:
+                    temporary.write_bytes(rendered(figure, form))
+                written.append(path)
+    return written
+
+
+def curves(board: Board, part: Part, axes: Axes) -> Curves:
+    """The numbers of one data set: curves by series, horizontal lines, and what one has to know of them."""
+    rows = [row for row in board.sheet.suite.rows.values() if part.name in row.methods or part.name in row.paper]
+    points = [_point(board, row, part, axes.metric) for row in rows]
+    series: dict[str, list[Point]] = {}
+    for row, point in zip(rows, points, strict=True):
+        if point.x is not None:
+            series.setdefault(row.series or "ours", []).append(point)
+    for curve in series.values():
+        curve.sort(key=lambda point: point.x or 0.0)
+    runs = [run for row in rows for run in finished(board, row, part).runs.values()]
+    return Curves(series, [point for point in points if point.x is None], _caption(points, runs))
+
+
+def _point(board: Board, row: Row, part: Part, metric: str) -> Point:
+    ours = summary(list(finished(board, row, part).values(metric).values()))
+    paper = row.paper.get(part.name, {}).get(metric)
+    return Point(row.name, row.x, ours, None if paper is None else paper.value, row.backbone)
+
+
+def _caption(points: Sequence[Point], runs: Sequence[Any]) -> str:
+    networks = ", ".join(sorted({point.network for point in points if point.paper is not None}))
+    hollow = f"Hollow: the paper's numbers ({networks})." if networks else ""
+    if not runs:
+        return hollow
+    counts = sorted({point.ours.n for point in points if point.ours.n})
+    seeds = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
+    what = f"mean over {seeds} seeds" if counts[-1] > 1 else "one seed"
+    bars = ", bars are the standard error" if counts[-1] > 1 else ""
+    ours = ", ".join(sorted({run["settings"]["backbone"] for run in runs}))
+    chosen = ", ".join(dict.fromkeys(CHOSEN[run["select"]] for run in runs))
+    return f"Ours ({ours}): {what}{bars}; epoch: {chosen}. {hollow}".strip()
+
+
+def _draw(found: Curves, axes: Axes, title: str) -> Any:
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
+    with rc_context(STYLE):
+        figure = Figure(figsize=(5.6, 3.9), layout="constrained")
+        plot = figure.subplots()
+        for number, (name, points) in enumerate(found.series.items()):
+            _curve(plot, name, points, look(number))
+        for number, point in enumerate(found.lines):
+            _line(plot, point, ("--", "-.", ":")[number % 3])
+        plot.set_xscale(axes.scale)
+        places = sorted({point.x for points in found.series.values() for point in points if point.x is not None})
+        if len(places) <= 12:  # more would write over each other
+            plot.set_xticks(places, [f"{x:g}" for x in places])
+            plot.minorticks_off()
+        plot.set_xlabel(axes.x)
+        plot.set_ylabel(f"{axes.metric}, percent")
+        plot.set_title(title, fontsize=9, loc="left", wrap=True)
+        plot.legend(fontsize=8)
+        figure.supxlabel(found.caption, fontsize=7, color=INK, wrap=True)
+    return figure
+
+
+def _curve(plot: Any, name: str, points: Sequence[Point], style: dict[str, str]) -> None:
+    ours = [point for point in points if point.ours.n]
+    if ours:
+        errors = [point.ours.error if point.ours.n > 1 else 0.0 for point in ours]
+        places, means = [point.x for point in ours], [point.ours.mean for point in ours]
+        plot.errorbar(places, means, errors, label=name, capsize=3, markersize=5, linewidth=1.4, **style)
+    paper = [point for point in points if point.paper is not None]
+    if paper:
+        places, values = [point.x for point in paper], [point.paper for point in paper]
+        label = f"{name}, paper" if name != "ours" else "paper"
+        plot.plot(places, values, ":", label=label, markersize=5, linewidth=1, markerfacecolor="none", **style)
+
+
+def _line(plot: Any, point: Point, dashes: str) -> None:
+    if point.ours.n:
+        plot.axhline(point.ours.mean, linestyle=dashes, linewidth=1.2, color=INK, label=point.name)
+        if point.ours.n > 1:
+            low, high = point.ours.mean - point.ours.error, point.ours.mean + point.ours.error
+            plot.axhspan(low, high, color=INK, alpha=0.1, linewidth=0)
+    if point.paper is not None:
+        plot.axhline(point.paper, linestyle=dashes, linewidth=0.7, color="#999999", label=f"{point.name}, paper")

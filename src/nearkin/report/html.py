@@ -1,0 +1,112 @@
+"""Pieces of a page: escaped text, tables that scroll in themselves and can be sorted, pictures as data."""
+
+import base64
+import html
+import io
+from collections.abc import Iterable, Sequence
+
+from PIL import Image
+
+from nearkin.data.images import Images
+from nearkin.report.sheets import as_picture
+
+THUMB = 112  # pixels: the longest side of a picture on the page
+SMALL = 64  # pixels: up to here a picture is kept as it is, and shown with its pixels
+
+
+class Html(str):
+    """Text that is HTML already, and is not escaped again."""
+
+    __slots__ = ()
+
+
+def escape(text: object) -> Html:
+    """Text for a page; what is HTML stays."""
+    return text if isinstance(text, Html) else Html(html.escape(str(text)))
+
+
+def join(parts: Iterable[Html]) -> Html:
+    """Pieces one after another."""
+    return Html("".join(parts))
+
+
+def paragraph(text: str, kind: str = "") -> Html:
+    """A paragraph, perhaps of a kind (`note`)."""
+    return Html(f'<p class="{kind}">{escape(text)}</p>' if kind else f"<p>{escape(text)}</p>")
+
+
+def table(
+    header: Sequence[str],
+    rows: Iterable[Sequence[object]],
+    *,
+    label: str,
+    sortable: bool = False,
+    text: Sequence[int] = (0,),
+    pictures: Sequence[int] = (),
+    tall: bool = False,
+) -> Html:
+    """A table in a box that scrolls by itself; the columns of `text` stand to the left, numbers to the right."""
+
+    def kind(number: int) -> str:
+        return ' class="t"' if number in text else ""
+
+    def head(number: int, name: str) -> str:
+        button = sortable and name and number not in pictures
+        inner = f'<button type="button">{escape(name)}</button>' if button else escape(name)
+        return f'<th scope="col"{kind(number)}>{inner}</th>'
+
+    def line(cells: Sequence[object]) -> str:
+        first = f'<th scope="row"{kind(0)}>{escape(cells[0])}</th>'
+        return "<tr>" + first + "".join(f"<td{kind(n)}>{escape(c)}</td>" for n, c in enumerate(cells) if n) + "</tr>"
+
+    body = "".join(line(row) for row in rows)
+    classes = "scroll tall" if tall else "scroll"
+    return Html(
+        f'<div class="{classes}" role="region" aria-label="{escape(label)}" tabindex="0">'
+        f"<table{' data-sortable' if sortable else ''}>"
+        f"<thead><tr>{''.join(head(n, name) for n, name in enumerate(header))}</tr></thead>"
+        f"<tbody>{body}</tbody></table></div>"
+    )
+
+
+def facts(pairs: Iterable[tuple[str, object]]) -> Html:
+    """A list of what is what."""
+    rows = "".join(f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>" for name, value in pairs)
+    return Html(f'<dl class="facts">{rows}</dl>')
+
+
+def figure(picture: str, caption: str, *, kind: str = "") -> Html:
+    """A drawing with its caption."""
+    return Html(
+        f'<figure class="chart {kind}"><div class="frame">{picture}</div>'
+        f"<figcaption>{escape(caption)}</figcaption></figure>"
+    )
+
+
+class Thumbs:
+    """The test images as small pictures inside the page."""
+
+    def __init__(self, images: Images) -> None:
+        self.images = images
+        self.made: dict[int, tuple[str, int, int]] = {}
+
+    def image(self, row: int, alt: str) -> Html:
+        """An <img> of a row of the test set."""
+        if row not in self.made:
+            self.made[row] = _encoded(as_picture(self.images.sources[row], size=THUMB))
+        uri, width, height = self.made[row]
+        kind = ' class="pixels"' if max(width, height) <= SMALL else ""
+        return Html(f'<img src="{uri}" width="{width}" height="{height}" alt="{escape(alt)}"{kind}>')
+
+
+def _encoded(picture: Image.Image) -> tuple[str, int, int]:
+    """A data URI and the size: PNG for the tiniest, JPEG for photographs."""
+    picture.thumbnail((THUMB, THUMB))
+    small = max(picture.size) <= SMALL
+    buffer = io.BytesIO()
+    if small:
+        picture.save(buffer, "PNG", optimize=True)
+    else:
+        picture.save(buffer, "JPEG", quality=80, optimize=True)
+    data = base64.b64encode(buffer.getvalue()).decode()
+    return f"data:image/{'png' if small else 'jpeg'};base64,{data}", *picture.size

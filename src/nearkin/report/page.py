@@ -1,0 +1,104 @@
+"""A report of runs as one HTML page that needs nothing else: no network, no files beside it."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from nearkin.data.images import counted, listed
+from nearkin.report import comparison_sections as comparison
+from nearkin.report import picture_sections as pictures
+from nearkin.report import sections
+from nearkin.report.comparing import intervals
+from nearkin.report.html import Html, Thumbs, escape, join
+from nearkin.report.maps import POINTS
+from nearkin.report.progress import Reporter
+from nearkin.report.sections import Material, Section
+from nearkin.report.study import MAIN, Study, by_method
+from nearkin.runs import whole_file
+
+# What the page may load: what it carries. A browser refuses the rest.
+POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
+
+
+def write_page(
+    studies: Sequence[Study], path: Path, *, title: str = "", points: int = POINTS, reporter: Reporter | None = None
+) -> Path:
+    """Write the report of one run, or of several side by side."""
+    page = report_page(studies, title=title, points=points, reporter=reporter or Reporter())
+    with whole_file(path) as temporary:
+        temporary.write_text(page, encoding="utf-8")
+    return path
+
+
+def report_page(studies: Sequence[Study], *, title: str, points: int, reporter: Reporter) -> str:
+    """The page as text."""
+    material = Material(studies, by_method(studies), Thumbs(studies[0].images), points)
+    makers = [sections.about, sections.scores]
+    if len(studies) > 1:
+        makers += [comparison.differences]
+    if len(material.methods) > 1:
+        makers += [comparison.ranking, comparison.retrievals]
+    makers += [
+        sections.curves,
+        pictures.classes,
+        pictures.confused,
+        pictures.neighbours,
+        pictures.similarities,
+        pictures.maps,
+    ]
+    made: list[Section] = []
+    with reporter.bar("writing the report") as progress:
+        for number, maker in enumerate(makers, start=1):
+            made.append(maker(material))
+            progress(number, len(makers))
+    made += [section for section in (sections.known(material), sections.configuration(material)) if section]
+    data = studies[0].config["plan"]["data"].partition(":")[0]
+    heading = title or f"{listed(list(material.methods), limit=3)} on {data}"
+    return _page(heading, _lead(material), made)
+
+
+def _lead(material: Material) -> Html:
+    """What one sees first: the main scores of one run, or how many there are."""
+    studies = material.studies
+    if len(studies) > 1:
+        text = (
+            f"{len(studies)} runs of {counted(len(material.methods), 'method', 'methods')} on the same "
+            f"{len(studies[0].query):,} queries of {studies[0].images.classes:,} classes. What differs by more than "
+            "chance is said under Tests, and only there."
+        )
+        return Html(f"<p>{escape(text)}</p>")
+    tiles = []
+    for metric in reversed(MAIN):
+        found = intervals(studies[0], metric).classes
+        tiles.append(
+            f"<li><span>{metric}, percent</span><b>{found.mean:.1f}</b>"
+            f"<span>95 % over classes: {found.low:.1f} to {found.high:.1f}</span></li>"
+        )
+    return Html(f'<ul class="tiles">{"".join(tiles)}</ul>')
+
+
+def _page(title: str, lead: Html, made: Sequence[Section]) -> str:
+    links = join(Html(f'<li><a href="#{section.id}">{escape(section.title)}</a></li>') for section in made)
+    body = join(
+        Html(
+            f'<section id="{section.id}" aria-labelledby="{section.id}-title">'
+            f'<h2 id="{section.id}-title">{escape(section.title)}</h2>{section.body}</section>\n'
+        )
+        for section in made
+    )
+    return (
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f'<title>{escape(title)}</title>\n<link rel="icon" href="data:,">\n'
+        f"<style>{_asset('page.css')}</style>\n</head>\n<body>\n"
+        '<a class="skip" href="#main">To the content</a>\n<div class="page">\n'
+        f"<header><h1>{escape(title)}</h1>{lead}</header>\n"
+        f'<nav aria-label="Sections"><ul>{links}</ul></nav>\n'
+        f'<main id="main">{body}</main>\n'
+        "<footer>Written by nearkin report. The page carries all it shows.</footer>\n"
+        f"</div>\n<script>{_asset('page.js')}</script>\n</body>\n</html>\n"
+    )
+
+
+def _asset(name: str) -> str:
+    return (Path(__file__).parent / name).read_text(encoding="utf-8")

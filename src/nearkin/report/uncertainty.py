@@ -1,0 +1,139 @@
+"""Pictures of how certain a run is of its classes: sheets of classes and of pairs, and a map with circles."""
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from nearkin.evaluate.statistics import Floats
+from nearkin.report.charts import INK, PALETTE
+from nearkin.report.maps import layout, some_of_each
+from nearkin.report.proxy_pictures import STAR, panels, save, styled
+from nearkin.report.sheets import Picture, contact_sheet
+from nearkin.runs import whole_file
+from nearkin.uncertainty import Certainty
+
+EACH = 8  # images of a class on a sheet
+CERTAIN, UNCERTAIN = "#d7191c", "#7b3294"  # red and purple, as in the paper
+
+
+def _of_class(found: Certainty, c: int) -> list[Picture | None]:
+    """Some images of a class, spread over it."""
+    rows = (found.images.labels == c).nonzero().flatten()
+    chosen = rows[torch.linspace(0, len(rows) - 1, min(EACH, len(rows))).round().long()].tolist()
+    return [found.images.sources[row] for row in chosen] + [None] * (EACH - len(chosen))
+
+
+def _sheet(found: Certainty, classes: list[int], labels: list[str], title: str, path: Path) -> Path:
+    pictures = [picture for c in classes for picture in _of_class(found, c)]
+    sheet = contact_sheet(pictures, row_labels=labels, title=title, columns=EACH)
+    with whole_file(path) as temporary:
+        sheet.save(temporary, format="PNG")
+    return path
+
+
+def range_sheet(found: Certainty, path: Path, *, count: int = 3) -> Path:
+    """The most certain classes above the least certain ones."""
+    count = min(count, len(found.order) // 2)
+    classes = found.order[:count] + found.order[::-1][:count][::-1]
+    labels = [f"{found.images.names[c]} (σ̄ {found.uncertainty[c]:.3g})" for c in classes]
+    return _sheet(found, classes, labels, f"The {count} most certain classes and the {count} least certain", path)
+
+
+def pair_sheet(found: Certainty, path: Path) -> Path:
+    """The closest pairs of classes above the farthest ones, a pair in two rows."""
+    classes, labels = [], []
+    for kind, pairs in (("closest", found.closest), ("farthest", found.farthest)):
+        for pair in pairs:
+            classes += [pair.a, pair.b]
+            names = found.images.names
+            labels += [f"{names[pair.a]} ({kind}, {pair.similarity:.2f})", f"… and {names[pair.b]}"]
+    return _sheet(found, classes, labels, "Pairs of classes whose proxies are closest, and farthest apart", path)
+
+
+def draw_correlation(found: Certainty, path: Path) -> Path:
+    """Uncertainty of every class over the median similarity of its images to its proxies."""
+    with styled():
+        figure, grid = panels(1, 1, side=4.2)
+        axes = grid[0][0]
+        axes.scatter(found.similarity, found.uncertainty, s=14, color=PALETTE[0], linewidths=0, alpha=0.8)
+        for c, colour in ((found.order[0], CERTAIN), (found.order[-1], UNCERTAIN)):
+            place = float(found.similarity[c]), float(found.uncertainty[c])
+            axes.scatter(*place, s=24, color=colour)
+            axes.annotate(found.images.names[c][:40], place, xytext=(4, 4), textcoords="offset points", fontsize=7)
+        axes.set(xlabel="median similarity of images and proxy", ylabel="uncertainty σ̄")
+        axes.margins(0.08)
+        title = f"Training classes: Pearson's correlation {found.correlation:.2f}"
+        axes.set_title(title, fontsize=9, loc="left", color=INK)
+    return save(figure, path)
+
+
+class Circles(NamedTuple):
+    """A map of images and proxies of some classes, with a radius for each proxy."""
+
+    places: Floats  # [N, 2] of images
+    labels: Tensor  # [N]
+    centres: Floats  # [P, 2] of proxies
+    owners: Tensor  # [P]
+    radii: Floats  # [P] of the circle at σ̄
+
+
+def make_circles(found: Certainty, *, points: int) -> Circles:
+    """t-SNE of images and proxies; radii proportional to σ̄.
+
+    σ̄ has no length on such a map, so one factor for all classes gives it one: in the typical class, the one of median
+    σ̄, the circle at σ̄ reaches as far as the images do in the typical class, by the median distance from the proxy.
+    """
+    rows = some_of_each(found.images.labels, points=points, classes=max(1, points // 3), seed=0)
+    labels = found.images.labels[rows]
+    shown = torch.isin(found.owners, labels)
+    places = layout(torch.cat([found.x[rows], found.proxies[shown]]).double().numpy())
+    images, centres, owners = places[: len(rows)], places[len(rows) :], found.owners[shown]
+    reach = []
+    for c in torch.unique(labels).tolist():
+        mine, own = images[labels.numpy() == c], centres[owners.numpy() == c]
+        reach.append(np.median(np.linalg.norm(mine[:, None] - own, axis=-1).min(axis=1)))
+    typical = float(found.uncertainty[torch.unique(labels)].median())
+    radii = found.uncertainty[owners].numpy() * (float(np.median(reach)) / typical)
+    return Circles(images, labels, centres, owners, radii)
+
+
+def draw_map(found: Certainty, path: Path, *, points: int = 1500) -> Path:
+    """The map with circles at σ̄, 2σ̄ and 3σ̄ about each proxy; the most and the least certain class stand out."""
+    circles = make_circles(found, points=points)
+    there = set(circles.owners.tolist())
+    order = [c for c in found.order if c in there]
+    with styled():
+        figure, grid = panels(1, 1, side=7)
+        axes = grid[0][0]
+        colours = [PALETTE[c % len(PALETTE)] for c in circles.labels.tolist()]
+        axes.scatter(*circles.places.T, s=4, c=colours, linewidths=0)
+        for centre, owner, radius in zip(circles.centres, circles.owners.tolist(), circles.radii, strict=True):
+            _circle(axes, centre, radius, PALETTE[owner % len(PALETTE)], 0.4)
+        axes.scatter(*circles.centres.T, s=16, marker="*", c=STAR, linewidths=0)
+        for c, colour, word in ((order[0], CERTAIN, "most certain"), (order[-1], UNCERTAIN, "least certain")):
+            own = circles.centres[circles.owners.numpy() == c]
+            radius = float(circles.radii[circles.owners.numpy() == c][0])
+            for centre in own:
+                _circle(axes, centre, radius, colour, 1.6)
+            words = f"{word}: {found.images.names[c][:40]}"
+            axes.annotate(words, own[0] + [0, 3 * radius], fontsize=8, color=colour, ha="center", va="bottom")
+        axes.set(xticks=(), yticks=(), aspect="equal")
+        axes.grid(visible=False)
+        axes.set_title(
+            "t-SNE of training images (dots, by class) and proxies (stars), with circles at σ̄, 2σ̄, 3σ̄;\n"
+            "radii are proportional to σ̄, scaled so that the typical class's first circle holds half its images",
+            fontsize=8,
+            loc="left",
+            color=INK,
+        )
+    return save(figure, path)
+
+
+def _circle(axes: Any, centre: Floats, radius: float, colour: str, width: float) -> None:
+    from matplotlib.patches import Circle
+
+    for times in (1, 2, 3):
+        axes.add_patch(Circle(tuple(centre), times * radius, fill=False, edgecolor=colour, linewidth=width))

@@ -1,0 +1,115 @@
+"""What stands before every request: the host, the token, and the headers that keep a browser strict."""
+
+import hashlib
+import hmac
+from collections.abc import Awaitable, Callable, Collection, MutableMapping
+from http.cookies import SimpleCookie
+from typing import Any
+from urllib.parse import parse_qsl, urlencode
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+HEADERS = {
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob:; connect-src 'self'; "
+        "base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Permissions-Policy": "camera=(), geolocation=(), microphone=()",
+}
+
+LOOPBACK = ("localhost", "127.0.0.1", "::1")
+OPEN = ("/style.css", "/icon.svg")
+"""What the page that asks for the token needs, and tells nothing."""
+
+
+class Guard:
+    """Lets a request through, or answers it itself."""
+
+    def __init__(self, app: App, *, token: str | None, hosts: Collection[str] | None, login_page: str) -> None:
+        self.app, self.hosts, self.login_page = app, hosts, login_page
+        self.token = None if token is None else token.encode()
+        # The cookie is not the token: who reads a browser's cookies cannot use it elsewhere.
+        self.ticket = b"" if token is None else hmac.digest(token.encode(), b"nearkin", "sha256").hex().encode()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request."""
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+
+        async def strict(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                for name, value in HEADERS.items():
+                    headers[name] = value
+                headers.setdefault("Cache-Control", "no-store")
+            await send(message)
+
+        answer = self._refusal(scope)
+        await (self.app if answer is None else answer)(scope, receive, strict)
+
+    def _refusal(self, scope: Scope) -> Response | None:
+        """The answer to a request that does not get through; None for one that does."""
+        headers = Headers(scope=scope)
+        if self.hosts is not None and _host(headers.get("host", "")) not in self.hosts:
+            # A page elsewhere may have its own name point here; the browser would then let it read the answers.
+            return JSONResponse({"error": "This server does not go by that name."}, 421)
+        if self.token is None or scope["path"] in OPEN:
+            return None
+        query = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
+        given = dict(query).get("token")
+        if given is not None and hmac.compare_digest(_digest(given.encode()), _digest(self.token)):
+            return self._welcome(scope, [pair for pair in query if pair[0] != "token"])
+        if self._known(headers, scope):
+            return None
+        error = "The token is wrong." if given or "authorization" in headers else "This server asks for a token."
+        if "text/html" in headers.get("accept", ""):
+            return HTMLResponse(self.login_page.replace("{error}", error), 401)
+        return JSONResponse({"error": error}, 401, {"WWW-Authenticate": "Bearer"})
+
+    def _known(self, headers: Headers, scope: Scope) -> bool:
+        """Whether the request carries the token or the cookie; both are always compared."""
+        assert self.token is not None
+        scheme, _, given = headers.get("authorization", "").partition(" ")
+        bearer = given.strip().encode("latin-1") if scheme.lower() == "bearer" else b""
+        cookie = SimpleCookie(headers.get("cookie", "")).get(_cookie_name(scope))
+        ticket = b"" if cookie is None else cookie.value.encode()
+        by_header = hmac.compare_digest(_digest(bearer), _digest(self.token))
+        return hmac.compare_digest(_digest(ticket), _digest(self.ticket)) | by_header
+
+    def _welcome(self, scope: Scope, query: list[tuple[str, str]]) -> Response:
+        """The same address without the token, which stays in a cookie instead of the browser's history."""
+        path = "/" + scope["path"].lstrip("/")  # two slashes would lead to another host
+        answer = RedirectResponse(path + (f"?{urlencode(query)}" if query else ""), 303)
+        answer.set_cookie(
+            _cookie_name(scope), self.ticket.decode(), httponly=True, samesite="lax", secure=scope["scheme"] == "https"
+        )
+        return answer
+
+
+def _digest(secret: bytes) -> bytes:
+    """Of one length whatever the secret's, so that comparing tells nothing about that either."""
+    return hashlib.sha256(secret).digest()
+
+
+def _cookie_name(scope: Scope) -> str:
+    """One a port: browsers share cookies between the servers of a host."""
+    return f"nearkin_{(scope.get('server') or ('', 0))[1]}"
+
+
+def _host(header: str) -> str:
+    """The name in a Host header, without the port and the brackets of an IPv6 address."""
+    name = header.rpartition(":")[0] if header.rpartition(":")[2].isdigit() else header
+    return name.strip("[]").lower()

@@ -1,0 +1,384 @@
+// The search page. Its state is the address: what is searched by, how many hits, which labels, which view.
+import { colourOf, setClasses } from "/colours.js";
+import { IndexMap } from "/map.js";
+
+const $ = (id) => document.getElementById(id);
+const make = (tag, attributes = {}, ...children) => {
+  const node = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, value);
+  node.append(...children);
+  return node;
+};
+const counted = (n, one, many) => `${n.toLocaleString("en")} ${n === 1 ? one : many}`;
+const megabytes = (bytes) => `${(bytes / 2 ** 20).toLocaleString("en", { maximumSignificantDigits: 3 })} MB`;
+const pictureURL = (id, side) => `/api/picture?${new URLSearchParams({ id, side })}`;
+const shownLabel = (item) => item.label ?? "no label";
+const fileName = (path) => path.split(/[\\/]/).pop();
+
+let about = null;
+let current = null; // the search that is under way
+const uploads = new Map(); // pictures of one's own, for the way back: they live in this page and nowhere else
+
+// ---- state and address
+
+function stateOf(location) {
+  const asked = new URLSearchParams(location.search);
+  return {
+    id: asked.get("id"),
+    upload: asked.get("upload"),
+    k: Number(asked.get("k")) || 20,
+    labels: asked.getAll("label"),
+    map: asked.has("map"),
+  };
+}
+
+function addressOf(state) {
+  const words = new URLSearchParams();
+  if (state.id !== null) words.set("id", state.id);
+  if (state.upload !== null) words.set("upload", state.upload);
+  if (state.k !== 20) words.set("k", state.k);
+  for (const label of state.labels) words.append("label", label);
+  if (state.map) words.set("map", "");
+  const text = words.toString();
+  return text ? `/?${text}` : "/";
+}
+
+const now = () => stateOf(window.location);
+
+function go(changes, { replace = false } = {}) {
+  const address = addressOf({ ...now(), ...changes });
+  history[replace ? "replaceState" : "pushState"](null, "", address);
+  show();
+}
+
+// ---- talking to the server
+
+class Sentence extends Error {}
+
+async function ask(address, options = {}, tries = 4) {
+  let answer;
+  try {
+    answer = await fetch(address, options);
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new Sentence("The server does not answer: is it still running?");
+  }
+  if (answer.status === 503 && tries > 1) {
+    const seconds = Number(answer.headers.get("Retry-After")) || 1;
+    say("The server is busy; trying again…");
+    await new Promise((wake) => setTimeout(wake, 1000 * seconds));
+    return ask(address, options, tries - 1);
+  }
+  if (answer.ok) return answer.json();
+  const known = await answer.json().catch(() => ({}));
+  throw new Sentence(known.error ?? `The server answered with status ${answer.status}.`);
+}
+
+function search(state, signal) {
+  const words = new URLSearchParams({ k: Math.min(state.k, about.most_hits) });
+  for (const label of state.labels) words.append("label", label);
+  if (state.id !== null) {
+    words.set("id", state.id);
+    return ask(`/api/search?${words}`, { signal });
+  }
+  const file = uploads.get(state.upload);
+  if (!file) throw new Sentence("Pictures of your own are not kept when a page is loaded anew: choose it again.");
+  const type = file.type || "application/octet-stream";
+  return ask(`/api/search?${words}`, { signal, method: "POST", body: file, headers: { "Content-Type": type } });
+}
+
+// ---- showing
+
+function say(sentence, { error = false } = {}) {
+  $("status").textContent = sentence;
+  $("status").classList.toggle("error", error);
+}
+
+async function show() {
+  const state = now();
+  const wasInside = $("hits").contains(document.activeElement);
+  current?.abort();
+  current = new AbortController();
+  const { signal } = current;
+  showSettings(state);
+  showView(state);
+  if (state.id === null && state.upload === null) {
+    showQuery(null);
+    map.show({ hits: [], query: null, labels: state.labels });
+    return showExamples(state, signal);
+  }
+  if (state.upload !== null) showQuery({ file: uploads.get(state.upload) });
+  say("Searching…");
+  $("hits").classList.add("stale");
+  try {
+    const found = await search(state, signal);
+    if (found.query) showQuery({ item: found.query });
+    showHits(found, state);
+    map.show({ hits: found.hits.map((hit) => hit.id), query: state.id, labels: state.labels });
+    if (wasInside) $("hits").querySelector("a")?.focus();
+  } catch (error) {
+    fail(error, signal);
+  }
+}
+
+function fail(error, signal) {
+  if (signal.aborted) return;
+  $("hits").replaceChildren();
+  $("hits").classList.remove("stale");
+  if (!(error instanceof Sentence)) console.error(error);
+  say(error instanceof Sentence ? error.message : "Something went wrong in this page.", { error: true });
+}
+
+async function showExamples(state, signal) {
+  say("Loading…");
+  try {
+    const { items } = await ask("/api/examples?count=24", { signal });
+    $("hits").classList.remove("stale");
+    $("hits").replaceChildren(...items.map((item) => card(item, state)));
+    if (!about.items) return say("The index is empty: add pictures with nearkin index.");
+    say(about.by_picture ? "Or begin with one of these." : "Begin with one of these.");
+  } catch (error) {
+    fail(error, signal);
+  }
+}
+
+function showHits({ hits, query }, state) {
+  const rows = [];
+  const kin = hits.filter((hit) => hit.same).length;
+  if (about.threshold && hits.length) {
+    const { similarity, precision } = about.threshold;
+    const sure = precision == null ? "" : `; ${Math.round(100 * precision)} of 100 such pairs were kin at calibration`;
+    const from = `similarity from ${similarity.toFixed(2)}${sure}`;
+    rows.push(cut(kin ? "Taken for the same class" : "None is taken for the same class", from, kin > 0));
+  }
+  hits.forEach((hit, place) => {
+    if (about.threshold && kin && place === kin) rows.push(cut("Less alike"));
+    rows.push(card(hit, state));
+  });
+  $("hits").replaceChildren(...rows);
+  $("hits").classList.remove("stale");
+  if (!hits.length) return say(state.labels.length ? "No other picture has this label." : "There is no other picture in the index.");
+  const best = `the nearest: ${shownLabel(hits[0])}, similarity ${hits[0].similarity.toFixed(3)}`;
+  say(`${counted(hits.length, "picture", "pictures")} like ${query ? "this one" : "yours"}, ${best}.`);
+}
+
+function cut(text, why = "", kin = false) {
+  return make("li", { class: kin ? "cut kin" : "cut" }, make("span", {}, make("b", {}, text), make("small", {}, why)));
+}
+
+function card(item, state) {
+  const link = make("a", { class: item.same ? "hit kin" : "hit", href: addressOf({ ...state, id: item.id, upload: null }), title: item.path });
+  link.style.setProperty("--colour", colourOf(item.label));
+  link.append(frame(pictureURL(item.id, 256), `${shownLabel(item)}, ${fileName(item.path)}`), words(item));
+  if (item.similarity !== undefined) {
+    const bar = make("i", { "aria-hidden": "true" });
+    bar.style.setProperty("--part", `${Math.max(0, Math.min(100, 100 * item.similarity))}%`);
+    const similarity = make("span", {}, item.similarity.toFixed(3));
+    link.lastChild.append(make("span", { class: "like" }, make("span", { class: "aside" }, "similarity "), similarity, bar));
+    if (item.same) link.lastChild.append(make("span", { class: "aside" }, "taken for the same class"));
+  }
+  link.addEventListener("click", (event) => {
+    if (event.ctrlKey || event.metaKey || event.shiftKey) return; // a new tab, as with any link
+    event.preventDefault();
+    go({ id: item.id, upload: null });
+    window.scrollTo({ top: 0 });
+  });
+  return make("li", {}, link);
+}
+
+function frame(source, alt) {
+  const image = make("img", { src: source, alt, loading: "lazy", decoding: "async" });
+  const box = make("span", { class: "frame" }, image);
+  image.addEventListener("load", () => image.classList.toggle("tiny", image.naturalWidth < 100));
+  image.addEventListener("error", () => box.replaceChildren("The picture cannot be shown."));
+  return box;
+}
+
+function words(item) {
+  const label = make("span", { class: "label" }, make("span", { class: "swatch" }), make("b", {}, shownLabel(item)));
+  return make("span", { class: "words" }, label);
+}
+
+function showQuery(query) {
+  const box = $("query");
+  const old = box.querySelector("img")?.src;
+  if (old?.startsWith("blob:")) URL.revokeObjectURL(old);
+  box.replaceChildren();
+  $("hint").hidden = query !== null;
+  document.querySelector("label[for=file]").textContent = query ? "Another picture" : "Choose a picture";
+  if (!query || ("file" in query && !query.file)) return;
+  if (query.file) {
+    box.append(frame(URL.createObjectURL(query.file), "Your picture"), make("div", { class: "words" }, make("p", {}, "Your picture"), make("p", { class: "path" }, query.file.name ?? "")));
+    return;
+  }
+  const text = words(query.item);
+  text.style.setProperty("--colour", colourOf(query.item.label));
+  text.append(make("p", { class: "path", title: query.item.path }, query.item.path));
+  box.append(frame(pictureURL(query.item.id, 256), `Searched by: ${shownLabel(query.item)}`), text);
+}
+
+function showSettings(state) {
+  if (![...$("k").options].some((option) => option.value === String(state.k))) $("k").append(make("option", {}, String(state.k)));
+  $("k").value = String(state.k);
+  $("chosen").replaceChildren(
+    ...state.labels.map((label) => {
+      const swatch = make("i", { class: "swatch" });
+      swatch.style.setProperty("--colour", colourOf(label));
+      const button = make("button", { type: "button", "aria-label": `${label}: search all labels again` }, swatch, make("span", {}, label), "×");
+      button.addEventListener("click", () => {
+        go({ labels: now().labels.filter((other) => other !== label) });
+        $("label").focus();
+      });
+      return make("li", {}, button);
+    }),
+  );
+}
+
+// ---- views: side by side where there is room, else one of two tabs
+
+function showView(state) {
+  document.body.classList.toggle("on-map", state.map);
+  for (const [tab, on] of [["results", !state.map], ["map", state.map]]) {
+    $(`tab-${tab}`).setAttribute("aria-selected", String(on));
+    $(`tab-${tab}`).tabIndex = on ? 0 : -1;
+  }
+  map.resize();
+}
+
+for (const tab of ["results", "map"]) {
+  $(`tab-${tab}`).addEventListener("click", () => go({ map: tab === "map" }, { replace: true }));
+  $(`tab-${tab}`).addEventListener("keydown", (event) => {
+    if (event.key !== "ArrowLeft" && event.key !== "ArrowRight") return;
+    const other = tab === "map" ? "results" : "map";
+    $(`tab-${other}`).click();
+    $(`tab-${other}`).focus();
+  });
+}
+
+// ---- pictures of one's own: chosen, dropped, pasted
+
+function searchBy(file) {
+  if (!file || !about) return;
+  if (!about.by_picture) return say(about.by_picture_why ?? "Pictures cannot be searched by here.", { error: true });
+  if (file.type && !file.type.startsWith("image/")) return say("That is not a picture.", { error: true });
+  if (file.size > about.upload_bytes) {
+    return say(`That picture has ${megabytes(file.size)}; up to ${megabytes(about.upload_bytes)} can be searched by.`, { error: true });
+  }
+  const number = String(uploads.size + 1);
+  uploads.set(number, file);
+  go({ upload: number, id: null });
+}
+
+$("file").addEventListener("change", () => {
+  searchBy($("file").files[0]);
+  $("file").value = ""; // the same picture may be chosen again
+});
+const carriesFiles = (event) => [...(event.dataTransfer?.types ?? [])].includes("Files");
+let depth = 0; // of elements entered and not left
+addEventListener("dragenter", (event) => {
+  if (!carriesFiles(event)) return;
+  depth += 1;
+  $("overlay").hidden = false;
+});
+addEventListener("dragleave", () => {
+  depth = Math.max(0, depth - 1);
+  $("overlay").hidden = depth === 0;
+});
+addEventListener("dragover", (event) => event.preventDefault());
+addEventListener("drop", (event) => {
+  event.preventDefault();
+  depth = 0;
+  $("overlay").hidden = true;
+  searchBy(event.dataTransfer?.files[0]);
+});
+addEventListener("paste", (event) => {
+  const file = event.clipboardData?.files[0];
+  if (!file) return;
+  event.preventDefault();
+  searchBy(file);
+});
+
+// ---- settings and keys
+
+$("k").addEventListener("change", () => go({ k: Number($("k").value) }));
+$("settings").addEventListener("submit", (event) => event.preventDefault());
+function takeLabel({ complain }) {
+  const text = $("label").value.trim();
+  if (!text) return;
+  const known = about.labels.find((label) => label.name === text);
+  if (!known) return complain ? say(`There is no label “${text}”.`, { error: true }) : undefined;
+  $("label").value = "";
+  if (!now().labels.includes(known.name)) go({ labels: [...now().labels, known.name] });
+}
+$("label").addEventListener("input", (event) => {
+  if (event.inputType === "insertReplacementText" || !event.inputType) takeLabel({ complain: false }); // chosen from the list
+});
+$("label").addEventListener("change", () => takeLabel({ complain: true }));
+$("label").addEventListener("keydown", (event) => {
+  if (event.key === "Enter") takeLabel({ complain: true });
+  if (event.key === "Escape") $("label").value = "";
+});
+
+$("hits").addEventListener("keydown", (event) => {
+  const links = [...$("hits").querySelectorAll("a")];
+  const here = links.indexOf(document.activeElement);
+  if (here < 0) return;
+  if (event.key === "Escape") return $("file").focus();
+  const next = neighbour(links, here, event.key);
+  if (next === null) return;
+  event.preventDefault();
+  links[next].focus();
+});
+
+function neighbour(links, here, key) {
+  if (key === "ArrowRight") return Math.min(here + 1, links.length - 1);
+  if (key === "ArrowLeft") return Math.max(here - 1, 0);
+  if (key === "Home") return 0;
+  if (key === "End") return links.length - 1;
+  if (key !== "ArrowDown" && key !== "ArrowUp") return null;
+  const box = links[here].getBoundingClientRect();
+  const down = key === "ArrowDown" ? 1 : -1;
+  let best = here;
+  let least = Infinity;
+  links.forEach((link, place) => { // the nearest one of the rows below or above
+    const other = link.getBoundingClientRect();
+    const away = down * (other.top - box.top);
+    const distance = away + Math.abs(other.left - box.left);
+    if (away > box.height / 2 && distance < least) [best, least] = [place, distance];
+  });
+  return best;
+}
+
+// ---- the beginning
+
+const map = new IndexMap({
+  canvas: $("canvas"), state: $("map-state"), tip: $("tip"), spoken: $("map-point"), pictureURL, colourOf,
+  choose: (id) => go({ id, upload: null }),
+});
+$("zoom-in").addEventListener("click", () => map.closer(1.6));
+$("zoom-out").addEventListener("click", () => map.closer(1 / 1.6));
+$("zoom-all").addEventListener("click", () => map.whole());
+document.querySelector(".name").addEventListener("click", (event) => {
+  event.preventDefault();
+  go({ id: null, upload: null, labels: [] });
+});
+addEventListener("popstate", show);
+
+async function begin() {
+  try {
+    about = await ask("/api/about");
+  } catch (error) {
+    return say(error instanceof Sentence ? error.message : "Something went wrong in this page.", { error: true });
+  }
+  setClasses(about.labels.map((label) => label.name));
+  document.title = `${about.name} · nearkin`;
+  $("about").textContent = `${about.name}: ${counted(about.items, "picture", "pictures")}, ${counted(about.labels.length, "label", "labels")}`;
+  $("labels").replaceChildren(...about.labels.map((label) => make("option", { value: label.name }, counted(label.items, "picture", "pictures"))));
+  if (!about.by_picture) {
+    $("file").disabled = true;
+    $("hint").textContent = `Pictures of your own cannot be searched by. ${about.by_picture_why ?? ""} Any picture below, and any point of the map, can.`;
+  }
+  show();
+  map.load(ask);
+}
+begin();

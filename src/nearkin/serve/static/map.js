@@ -1,0 +1,422 @@
+// The map: thousands of points on a canvas, moved and zoomed by mouse, touch and keyboard.
+import { dark } from "/colours.js";
+
+const CLOSEST = 400; // times the whole map
+const REACH = 14; // pixels around a pointer within which a point is meant
+const PICTURES = 70; // points in view below which they are drawn as pictures
+const still = matchMedia("(prefers-reduced-motion: reduce)");
+
+export class IndexMap {
+  constructor({ canvas, state, tip, spoken, pictureURL, colourOf, choose }) {
+    Object.assign(this, { canvas, state, tip, spoken, pictureURL, colourOf, choose });
+    this.context = canvas.getContext("2d");
+    this.points = null;
+    this.extent = { x0: 0, y0: 0, x1: 1, y1: 1 };
+    this.view = { scale: 1, x: 0.5, y: 0.5 }; // what lies in the middle, and how many pixels a unit has
+    this.marked = { hits: new Set(), query: null, labels: new Set() };
+    this.pictures = new Map();
+    this.pointers = new Map();
+    this.hover = -1;
+    this.awaited = 0;
+    this.listen();
+    new ResizeObserver(() => this.resize()).observe(canvas);
+    dark.addEventListener("change", () => this.paint());
+  }
+
+  // ---- data
+
+  async load(ask) {
+    this.state.textContent = "Loading the map…";
+    try {
+      const found = await ask("/api/map");
+      this.take(found);
+      if (found.state === "drawing") setTimeout(() => this.load(ask), 1000);
+    } catch (error) {
+      this.state.textContent = `There is no map: ${error.message}`;
+    }
+  }
+
+  take(found) {
+    const old = this.points;
+    const count = found.ids.length;
+    if (!count) {
+      this.state.textContent = "The index is empty, and so is its map.";
+      return;
+    }
+    if (old && old.method === found.method) return this.describe(found);
+    const byClass = new Map();
+    found.label.forEach((label, row) => {
+      if (!byClass.has(label)) byClass.set(label, []);
+      byClass.get(label).push(row);
+    });
+    this.points = {
+      method: found.method, ids: found.ids, labels: found.labels, label: found.label, byClass,
+      x: Float32Array.from(found.x), y: Float32Array.from(found.y), row: new Map(found.ids.map((id, row) => [id, row])),
+    };
+    this.extent = this.bounds(found.ids.keys());
+    this.whole();
+    if (old) this.glide(old);
+    this.describe(found);
+    this.canvas.setAttribute("aria-label", `Map of ${count.toLocaleString("en")} pictures`);
+    this.seek();
+  }
+
+  describe({ ids, total, state, method }) {
+    const shown = ids.length < total ? `${ids.length.toLocaleString("en")} of ${total.toLocaleString("en")} pictures` : `${total.toLocaleString("en")} pictures`;
+    this.state.textContent = state === "drawing" ? `${shown}, a rough map; a better one is being drawn…` : `${shown} by ${method}`;
+  }
+
+  glide(old) { // from the rough map to the better one
+    const { x, y } = this.points;
+    if (still.matches) return this.paint();
+    const from = { x: old.x, y: old.y };
+    const to = { x: x.slice(), y: y.slice() };
+    const start = performance.now();
+    const step = (time) => {
+      const part = Math.min(1, (time - start) / 700);
+      const eased = part * part * (3 - 2 * part);
+      for (let row = 0; row < x.length; row += 1) {
+        x[row] = from.x[row] + eased * (to.x[row] - from.x[row]);
+        y[row] = from.y[row] + eased * (to.y[row] - from.y[row]);
+      }
+      this.paint();
+      if (part < 1) requestAnimationFrame(step);
+    };
+    requestAnimationFrame(step);
+  }
+
+  show({ hits, query, labels }) {
+    this.marked = { hits: new Set(hits), query, labels: new Set(labels) };
+    this.seek();
+  }
+
+  seek() { // bring what was found into view, unless it is there
+    if (this.points && this.marked.hits.size) {
+      const rows = this.markedRows();
+      const box = this.bounds(rows);
+      const [left, top] = this.at(box.x0, box.y0);
+      const [right, bottom] = this.at(box.x1, box.y1);
+      const inside = left >= 0 && top >= 0 && right <= this.width && bottom <= this.height;
+      if (!inside) this.fit(box, 90);
+    }
+    this.paint();
+  }
+
+  markedRows() {
+    const rows = [...this.marked.hits, this.marked.query].map((id) => this.points.row.get(id));
+    return rows.filter((row) => row !== undefined);
+  }
+
+  bounds(rows) {
+    const { x, y } = this.points;
+    const box = { x0: Infinity, y0: Infinity, x1: -Infinity, y1: -Infinity };
+    for (const row of rows) {
+      box.x0 = Math.min(box.x0, x[row]); box.x1 = Math.max(box.x1, x[row]);
+      box.y0 = Math.min(box.y0, y[row]); box.y1 = Math.max(box.y1, y[row]);
+    }
+    return box;
+  }
+
+  // ---- the view
+
+  resize() {
+    const { clientWidth, clientHeight } = this.canvas;
+    if (!clientWidth || !clientHeight) return;
+    const ratio = window.devicePixelRatio || 1;
+    const first = !this.width;
+    Object.assign(this, { width: clientWidth, height: clientHeight });
+    this.canvas.width = Math.round(clientWidth * ratio);
+    this.canvas.height = Math.round(clientHeight * ratio);
+    this.context.setTransform(ratio, 0, 0, ratio, 0, 0);
+    if (first) this.whole();
+    else this.paint();
+  }
+
+  scaleFor(box, margin) { // at which a box just fits
+    const wide = (this.width - 2 * margin) / Math.max(box.x1 - box.x0, 1e-3);
+    return Math.max(1, Math.min(wide, (this.height - 2 * margin) / Math.max(box.y1 - box.y0, 1e-3)));
+  }
+
+  get least() {
+    return this.scaleFor(this.extent, 44);
+  }
+
+  whole() {
+    this.fit(this.extent, 44);
+    this.paint();
+  }
+
+  fit(box, margin) {
+    if (!this.width) return;
+    const scale = Math.max(this.least, Math.min(this.scaleFor(box, margin), this.least * CLOSEST));
+    this.view = { scale, x: (box.x0 + box.x1) / 2, y: (box.y0 + box.y1) / 2 };
+  }
+
+  closer(factor) { // to what was found, where it is in view; else to the middle
+    const rows = this.points ? this.markedRows() : [];
+    if (!rows.length) return this.zoom(factor);
+    const query = this.points.row.get(this.marked.query) ?? rows[0];
+    const [px, py] = this.at(this.points.x[query], this.points.y[query]);
+    const inView = px > 0 && py > 0 && px < this.width && py < this.height;
+    return inView ? this.zoom(factor, px, py) : this.zoom(factor);
+  }
+
+  at(x, y) {
+    return [(x - this.view.x) * this.view.scale + this.width / 2, (y - this.view.y) * this.view.scale + this.height / 2];
+  }
+
+  zoom(factor, px = this.width / 2, py = this.height / 2) {
+    const scale = Math.max(this.least * 0.5, Math.min(this.least * CLOSEST, this.view.scale * factor));
+    const x = this.view.x + (px - this.width / 2) / this.view.scale;
+    const y = this.view.y + (py - this.height / 2) / this.view.scale;
+    this.view = { scale, x: x - (px - this.width / 2) / scale, y: y - (py - this.height / 2) / scale };
+    this.keepNear();
+  }
+
+  move(dx, dy) {
+    this.view.x -= dx / this.view.scale;
+    this.view.y -= dy / this.view.scale;
+    this.keepNear();
+  }
+
+  keepNear() { // the map cannot be lost
+    this.view.x = Math.max(-0.05, Math.min(1.05, this.view.x));
+    this.view.y = Math.max(-0.05, Math.min(1.05, this.view.y));
+    this.tip.hidden = true;
+    this.paint();
+  }
+
+  nearest(px, py, reach) {
+    if (!this.points) return -1;
+    const { x, y } = this.points;
+    const { scale } = this.view;
+    const cx = this.view.x + (px - this.width / 2) / scale;
+    const cy = this.view.y + (py - this.height / 2) / scale;
+    let best = -1;
+    let least = (reach / scale) ** 2;
+    for (let row = 0; row < x.length; row += 1) {
+      const distance = (x[row] - cx) ** 2 + (y[row] - cy) ** 2;
+      if (distance < least) [best, least] = [row, distance];
+    }
+    return best;
+  }
+
+  labelOf(row) {
+    const number = this.points.label[row];
+    return number < 0 ? null : this.points.labels[number];
+  }
+
+  // ---- painting
+
+  paint() {
+    if (this.awaited) return;
+    this.awaited = requestAnimationFrame(() => {
+      this.awaited = 0;
+      this.draw();
+    });
+  }
+
+  draw() {
+    const { context, points, width, height } = this;
+    if (!points || !width) return;
+    context.clearRect(0, 0, width, height);
+    const visible = this.visible();
+    const asPictures = visible.length <= PICTURES && this.view.scale > 3 * this.least;
+    const radius = Math.max(1.6, Math.min(7, 1.2 * Math.log2(1 + this.view.scale / this.least) + 60 / Math.sqrt(points.x.length)));
+    const side = asPictures ? 48 * Math.min(1, this.view.scale / this.least / 6) : 0; // of pictures, smaller where they crowd
+    this.drawPoints(asPictures ? 3 : radius);
+    if (asPictures) this.drawPictures(visible, side);
+    this.drawMarks(radius, side);
+    if (document.activeElement === this.canvas && this.byKey) this.drawCross();
+  }
+
+  visible() {
+    const { x, y } = this.points;
+    const halfWidth = (this.width / 2 + 30) / this.view.scale; // and what reaches in from outside
+    const halfHeight = (this.height / 2 + 30) / this.view.scale;
+    const rows = [];
+    for (let row = 0; row < x.length; row += 1) {
+      if (Math.abs(x[row] - this.view.x) < halfWidth && Math.abs(y[row] - this.view.y) < halfHeight) rows.push(row);
+    }
+    return rows;
+  }
+
+  drawPoints(radius) {
+    const { context, points, width, height } = this;
+    const { labels, hits } = this.marked;
+    const round = points.x.length <= 8000;
+    for (const [number, rows] of points.byClass) {
+      const label = number < 0 ? null : points.labels[number];
+      context.fillStyle = this.colourOf(label);
+      context.globalAlpha = labels.size && !labels.has(label) ? 0.12 : hits.size ? 0.5 : 0.85;
+      context.beginPath();
+      for (const row of rows) {
+        const [px, py] = this.at(points.x[row], points.y[row]);
+        if (px < -radius || py < -radius || px > width + radius || py > height + radius) continue;
+        if (round) {
+          context.moveTo(px + radius, py);
+          context.arc(px, py, radius, 0, 2 * Math.PI);
+        } else context.rect(px - radius, py - radius, 2 * radius, 2 * radius);
+      }
+      context.fill();
+    }
+    context.globalAlpha = 1;
+  }
+
+  drawPictures(rows, side) {
+    const { context, points } = this;
+    for (const row of rows) {
+      const image = this.picture(points.ids[row]);
+      if (!image.complete || !image.naturalWidth) continue;
+      const [px, py] = this.at(points.x[row], points.y[row]);
+      const short = Math.min(image.naturalWidth, image.naturalHeight);
+      context.imageSmoothingEnabled = short > 100;
+      context.fillStyle = this.colourOf(this.labelOf(row));
+      this.outline(px, py, 0, side + 5);
+      context.fill();
+      context.drawImage(image, (image.naturalWidth - short) / 2, (image.naturalHeight - short) / 2, short, short, px - side / 2, py - side / 2, side, side);
+    }
+  }
+
+  outline(px, py, radius, side) { // of a point, or of a picture where it has a side
+    this.context.beginPath();
+    if (side) this.context.roundRect(px - side / 2, py - side / 2, side, side, 7);
+    else this.context.arc(px, py, radius, 0, 2 * Math.PI);
+  }
+
+  picture(id) {
+    let image = this.pictures.get(id);
+    if (image) return image;
+    image = new Image();
+    image.onload = () => this.paint();
+    image.src = this.pictureURL(id, 64);
+    this.pictures.set(id, image);
+    if (this.pictures.size > 600) this.pictures.delete(this.pictures.keys().next().value);
+    return image;
+  }
+
+  drawMarks(radius, side) { // what was found in full colour with a rim, what was searched by with a wide one
+    const { context, points } = this;
+    const ink = getComputedStyle(this.canvas).color;
+    const mark = (row, more, line, colour) => {
+      const [px, py] = this.at(points.x[row], points.y[row]);
+      this.outline(px, py, radius + more, side && side + 2 * more + 5);
+      context.fillStyle = this.colourOf(this.labelOf(row));
+      if (!side) context.fill();
+      context.lineWidth = line;
+      context.strokeStyle = colour;
+      context.stroke();
+    };
+    for (const id of this.marked.hits) {
+      const row = points.row.get(id);
+      if (row !== undefined) mark(row, 1, 1.5, ink);
+    }
+    const query = points.row.get(this.marked.query);
+    if (query !== undefined) mark(query, 4, 4, ink);
+    if (this.hover >= 0) mark(this.hover, 3, 2.5, ink);
+  }
+
+  drawCross() {
+    const { context, width, height } = this;
+    context.strokeStyle = getComputedStyle(this.canvas).color;
+    context.lineWidth = 1.5;
+    context.beginPath();
+    for (const [dx, dy] of [[1, 0], [-1, 0], [0, 1], [0, -1]]) {
+      context.moveTo(width / 2 + 5 * dx, height / 2 + 5 * dy);
+      context.lineTo(width / 2 + 15 * dx, height / 2 + 15 * dy);
+    }
+    context.stroke();
+  }
+
+  // ---- mouse, touch, keyboard
+
+  listen() {
+    const { canvas } = this;
+    canvas.addEventListener("wheel", (event) => {
+      event.preventDefault();
+      const unit = event.deltaMode === 1 ? 30 : 1; // lines or pixels
+      this.zoom(Math.exp(-0.0018 * unit * event.deltaY), event.offsetX, event.offsetY);
+    }, { passive: false });
+    canvas.addEventListener("pointerdown", (event) => this.down(event));
+    canvas.addEventListener("pointermove", (event) => this.moved(event));
+    canvas.addEventListener("pointerup", (event) => this.up(event));
+    canvas.addEventListener("pointercancel", (event) => this.pointers.delete(event.pointerId));
+    canvas.addEventListener("pointerleave", () => this.point(-1));
+    canvas.addEventListener("keydown", (event) => this.key(event));
+    canvas.addEventListener("focus", () => {
+      this.byKey = canvas.matches(":focus-visible");
+      this.speak();
+      this.paint();
+    });
+    canvas.addEventListener("blur", () => this.point(-1));
+  }
+
+  down(event) {
+    this.canvas.setPointerCapture(event.pointerId);
+    this.byKey = false;
+    if (!this.pointers.size) this.travelled = 0;
+    this.pointers.set(event.pointerId, { x: event.offsetX, y: event.offsetY });
+  }
+
+  moved(event) {
+    const before = this.pointers.get(event.pointerId);
+    if (!before) return event.pointerType === "mouse" ? this.point(this.nearest(event.offsetX, event.offsetY, REACH)) : undefined;
+    const here = { x: event.offsetX, y: event.offsetY };
+    const other = [...this.pointers].find(([id]) => id !== event.pointerId)?.[1];
+    this.pointers.set(event.pointerId, here);
+    this.travelled += Math.hypot(here.x - before.x, here.y - before.y);
+    if (this.travelled < 5) return undefined;
+    this.canvas.classList.add("moving");
+    if (!other) return this.move(here.x - before.x, here.y - before.y);
+    this.travelled = Infinity; // two fingers never mean a point
+    const apart = (a, b) => Math.hypot(a.x - b.x, a.y - b.y);
+    this.move((here.x - before.x) / 2, (here.y - before.y) / 2);
+    return this.zoom(apart(here, other) / Math.max(1, apart(before, other)), (here.x + other.x) / 2, (here.y + other.y) / 2);
+  }
+
+  up(event) {
+    const known = this.pointers.delete(event.pointerId);
+    this.canvas.classList.remove("moving");
+    if (!known || this.pointers.size || this.travelled >= 5) return;
+    const row = this.nearest(event.offsetX, event.offsetY, event.pointerType === "mouse" ? REACH : 2 * REACH);
+    if (row >= 0) this.choose(this.points.ids[row]);
+  }
+
+  point(row) {
+    this.canvas.classList.toggle("pointing", row >= 0);
+    if (row === this.hover) return;
+    this.hover = row;
+    this.tip.hidden = row < 0;
+    if (row >= 0) {
+      const [px, py] = this.at(this.points.x[row], this.points.y[row]);
+      const image = this.tip.querySelector("img");
+      image.onload = () => image.classList.toggle("tiny", image.naturalWidth < 100);
+      image.src = this.pictureURL(this.points.ids[row], 256);
+      this.tip.querySelector("span").textContent = this.labelOf(row) ?? "no label";
+      this.tip.style.left = `${px + 160 > this.width ? Math.max(4, px - 144) : px + 16}px`;
+      this.tip.style.top = `${Math.max(4, Math.min(py - 40, this.height - 190))}px`;
+    }
+    this.paint();
+  }
+
+  key(event) {
+    const far = 60;
+    const does = {
+      ArrowLeft: () => this.move(far, 0), ArrowRight: () => this.move(-far, 0), ArrowUp: () => this.move(0, far), ArrowDown: () => this.move(0, -far),
+      "+": () => this.zoom(1.4), "=": () => this.zoom(1.4), "-": () => this.zoom(1 / 1.4), 0: () => this.whole(), Escape: () => this.whole(),
+      Enter: () => this.hover >= 0 && this.choose(this.points.ids[this.hover]),
+    }[event.key];
+    if (!does || event.ctrlKey || event.metaKey || event.altKey) return;
+    event.preventDefault();
+    this.byKey = true;
+    does();
+    this.speak();
+  }
+
+  speak() { // the point in the middle, for who moves by keyboard
+    if (!this.byKey || !this.points) return;
+    this.hover = -2;
+    this.point(this.nearest(this.width / 2, this.height / 2, 80));
+    this.spoken.textContent = this.hover < 0 ? "No picture is near the middle." : `${this.labelOf(this.hover) ?? "no label"}; Enter searches with it.`;
+  }
+}

@@ -1,0 +1,53 @@
+"""The proximal term ½λ‖θ − θ*‖² of CCP and PROFS, added to the gradients: weights are pulled back to an anchor θ*."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from nearkin.errors import NearkinError
+from nearkin.similarity import at_least_float32, never_lower
+
+
+class Anchor(nn.Module):
+    """A copy θ* of a model's trainable weights, in buffers: bound once, before anything is loaded."""
+
+    def bind(self, model: nn.Module) -> None:
+        """Keep a copy of every trainable parameter."""
+        for name, parameter in model.named_parameters():
+            if parameter.requires_grad:
+                self.register_buffer(_key(name), at_least_float32(parameter.detach()).clone())
+
+    @torch.no_grad()
+    def pull(self, model: nn.Module, weight: float | Tensor) -> None:
+        """Add weight·(θ − θ*) to the gradient of every parameter that has one; `weight` may be a 0-dim tensor."""
+        theta, anchor = self._pairs(model, lambda p: p.grad is not None)
+        if theta:
+            gradients = [p.grad for p in theta if p.grad is not None]
+            pull = torch._foreach_sub(theta, anchor)
+            torch._foreach_mul_(pull, weight)
+            torch._foreach_add_(gradients, pull)
+
+    @torch.no_grad()
+    def renew(self, model: nn.Module) -> None:
+        """Move the anchor to where the model is."""
+        theta, anchor = self._pairs(model, lambda _: True)
+        torch._foreach_copy_(anchor, theta)
+
+    def _pairs(self, model: nn.Module, wanted: Callable[[nn.Parameter], bool]) -> tuple[list[Tensor], list[Tensor]]:
+        if not self._buffers:
+            raise NearkinError("The proximal term has no anchor: call method.bind(model) before the first step.")
+        kept = self._buffers
+        pairs = [
+            (p, b) for name, p in model.named_parameters() if wanted(p) and (b := kept.get(_key(name))) is not None
+        ]
+        return [p for p, _ in pairs], [b for _, b in pairs]
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
+        return super()._apply(never_lower(fn), recurse)  # type: ignore[no-untyped-call]
+
+
+def _key(name: str) -> str:
+    """A buffer's name holds no dot, and is no attribute of the module."""
+    return "at/" + name.replace(".", "/")
