@@ -5,7 +5,7 @@
 
 A batch is 128 images, 2 a class: 64 classes, 32 of them drawn. All representatives have been embedded. Batch and
 product, the latter either way round, are made in turn; the least of all rounds counts. What is drawn for many batches
-at once is timed apart, and its share added.
+at once is timed apart, and its share added. Times on a CPU are of the processors, which a busy machine disturbs less.
 """
 
 import argparse
@@ -39,18 +39,22 @@ def least(works: list[Callable[[], object]], *, rounds: int, device: torch.devic
     best = [float("inf")] * len(works)
     for turn in range(rounds + 1):
         for i, work in enumerate(works):
-            wait(device)
-            start = time.perf_counter()
-            work()
-            wait(device)
+            took = milliseconds(work, device)
             if turn:
-                best[i] = min(best[i], 1e3 * (time.perf_counter() - start))
+                best[i] = min(best[i], took)
     return best
 
 
-def wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+def milliseconds(work: Callable[[], object], device: torch.device) -> float:
+    if device.type == "cpu":
+        start = time.process_time()
+        work()
+        return 1e3 * (time.process_time() - start)
+    torch.cuda.synchronize(device)
+    start = time.perf_counter()
+    work()
+    torch.cuda.synchronize(device)
+    return 1e3 * (time.perf_counter() - start)
 
 
 def embedded(classes: int, dim: int, device: torch.device) -> PROFS:
@@ -68,10 +72,7 @@ def measure(classes: int, *, dim: int, rounds: int, device: torch.device) -> Row
     labels = torch.arange(classes).repeat_interleave(3)
     steps = m.projection(BATCH)
     batches = m.batches(labels, BATCH, seed=0)
-    start = time.perf_counter()
-    next(batches)  # everything that is drawn for the projection
-    wait(device)
-    draws = 1e3 * (time.perf_counter() - start) / min(steps, HANDS)
+    draws = milliseconds(lambda: next(batches), device) / min(steps, HANDS)  # the first brings what is drawn for many
     drawn = torch.randperm(classes, device=device)[: BATCH // IMAGES // 2]
 
     works = [

@@ -38,11 +38,12 @@ def oracle_of(m, **more):
 
 
 def batches(count, *, seed=0):
-    """Class 5 never comes; the others in clusters about the directions of their proxies, with strays."""
+    """Class 5 never comes; the others in clusters about their centres, with strays; now and then one class alone."""
     rng = torch.Generator().manual_seed(seed)
     centres = torch.randn(CLASSES, DIM, generator=rng, dtype=F64)
-    for _ in range(count):
+    for number in range(count):
         y = torch.randint(CLASSES - 1, (SIZE,), generator=rng)
+        y = y[:1].expand(SIZE).clone() if number % 9 == 8 else y
         x = centres[y] + 0.7 * torch.randn(SIZE, DIM, generator=rng, dtype=F64)
         yield x, y, torch.randint(IMAGES, (SIZE,), generator=rng)
 

@@ -128,15 +128,15 @@ def write_filtered(found: Filtered, part: Part, path: Path) -> Path:
     return path
 
 
-def draw_filtered(found: Filtered, snapshot: Snapshot, part: Part, path: Path) -> Path:
+def draw_filtered(found: Filtered, snapshot: Snapshot, part: Part, path: Path, *, count: int = ROWS) -> Path:
     """The images filtered most often, each beside its own class and, where that is another one, the nearest class."""
     images = part.images
     pictures: list[Picture | None] = []
     captions: list[str] = []
     frames: list[str | None] = []
     labels: list[str] = []
-    columns = (found.rows[:ROWS], found.times[:ROWS], found.nearest[:ROWS])
-    for row, times, nearest in zip(*(column.tolist() for column in columns), strict=True):
+    columns = (found.rows, found.times, found.nearest)
+    for row, times, nearest in zip(*(column[:count].tolist() for column in columns), strict=True):
         label = int(images.labels[row])
         pictures.append(images.sources[row])
         captions.append(f"{times} of {found.chances}")

@@ -204,7 +204,9 @@ def draw_cosines(runs: dict[str, list[View]], path: Path) -> Path:
     with styled():
         figure, grid, pairs = _grid(trained, side=2.6, heading=heading)
         for axes, seen in pairs:
-            drawn = axes.imshow(cosines(seen).numpy(), aspect="auto", cmap="RdBu_r", vmin=-1, vmax=1, interpolation="nearest")
+            drawn = axes.imshow(
+                cosines(seen).numpy(), aspect="auto", cmap="RdBu_r", vmin=-1, vmax=1, interpolation="nearest"
+            )
         figure.colorbar(drawn, ax=grid, shrink=0.8)
     return save(figure, path)
 

@@ -1,0 +1,126 @@
+"""What CCP costs: a training step over one of the bare pair loss, and a redraw over the bare distances, in one run.
+
+    python benchmarks/ccp_cost.py                  a small network (conv4, 32 px), as a CPU can time it
+    python benchmarks/ccp_cost.py --device cuda    lite0, 224 px, compiled as `nearkin train --compile` does
+    python benchmarks/ccp_cost.py --small          small sizes, to see that it runs: its ratios mean nothing
+
+A step is at CUB's size: 100 classes, K = 8, 128-d, batch 8 × 4: zero_grad, network, loss, backward, pull, clipping,
+optimiser, the images being there already. A redraw is at_check of the second sub-problem at Stanford-Online-Products'
+size: 11,318 classes, a pool of 7 images, K = 4, 128-d: draw, greedy k-center, new proxies, new anchor; the embeddings
+are there already. Bare are the distances of pool and proxies. Times are the least of all rounds, in turn.
+"""
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from isa_cost import in_turn
+from torch import Tensor, nn
+
+from nearkin.backbones import natural_plan
+from nearkin.covering import distances
+from nearkin.method import Step, method
+from nearkin.model import autocast, build_embedder
+from nearkin.plan import make_optimiser, make_plan, set_training
+from nearkin.runs import provenance, write_json
+
+PAIR = "contrastive(form=c2, positive=0, negative=0.3841)"
+GOALS = {"step": 1.10, "redraw": 20.0}
+
+
+class Size(NamedTuple):
+    classes: int  # of the step
+    per_class: int
+    batch: int
+    drawn: int  # classes of the redraw
+    pool: int
+    picks: int
+    dim: int
+
+
+FULL = Size(100, 8, 32, 11_318, 7, 4, 128)
+SMALL = Size(10, 2, 8, 50, 5, 2, 16)
+
+
+def training_step(spec: str, backbone: str, size: Size, device: torch.device) -> Callable[[], None]:
+    """As Training._one_step, but for reading and augmenting the images."""
+    settings = {"backbone": backbone, "weights": "none", "dim": size.dim, "device": str(device), "optimiser": "adam"}
+    settings |= {"space": "ball", "pool": "avg", "bias": False, "clip_norm": 10.0, "compile": device.type == "cuda"}
+    plan = make_plan(settings, natural_plan(backbone))
+    torch.manual_seed(0)
+    m = method(spec, classes=size.classes, dim=size.dim, space=plan.space)
+    embedder = build_embedder(plan, m.space).to(device, memory_format=torch.channels_last)
+    m.bind(embedder)
+    m.to(device)
+    network = torch.compile(embedder, mode="reduce-overhead") if plan.compile else embedder
+    set_training(embedder, embedder.trunk, plan, warming_up=False)
+    optimiser = make_optimiser(plan, [{"params": list(embedder.parameters()), "lr": plan.lr}, *m.groups(plan.lr)])
+    parameters = [p for group in optimiser.param_groups for p in group["params"]]
+    side, channels = embedder.trunk.size, embedder.trunk.channels
+    images = torch.randn(size.batch, channels, side, side, device=device).contiguous(memory_format=torch.channels_last)
+    y = torch.arange(size.batch, device=device) // 4
+
+    def step() -> None:
+        optimiser.zero_grad()
+        with autocast(device, plan.precision):
+            x = network(images)
+        now = Step(x, y, embedder, images)
+        m.loss(now).backward()
+        m.after_backward(embedder)
+        torch.nn.utils.clip_grad_norm_(parameters, plan.clip_norm)
+        optimiser.step()
+        m.after_step(now)
+
+    return step
+
+
+def redraws(size: Size, device: torch.device) -> list[Callable[[], object]]:
+    """The bare distances, and a whole redraw."""
+    torch.manual_seed(0)
+    labels = torch.arange(size.drawn, device=device).repeat_interleave(size.pool)
+    known = torch.nn.functional.normalize(torch.randn(len(labels), size.dim, device=device), dim=1)
+    points = known.view(size.drawn, size.pool, size.dim)
+    options = f"per_class={size.picks}, pool={size.pool}, every=1"
+    m = method(f"ccp({PAIR}, {options})", classes=size.drawn, dim=size.dim, space="ball").to(device)
+    model = nn.Linear(1, 1).to(device)
+    m.bind(model)
+
+    def embed(index: Tensor | None = None, *, augment: bool = False) -> Tensor:  # noqa: ARG001
+        return known if index is None else known[index]
+
+    m.at_check(model, embed, labels)
+    proxies: Tensor = m.proxies.vectors.detach().view(size.drawn, size.picks, size.dim)
+    return [lambda: distances(points, proxies), lambda: m.at_check(model, embed, labels)]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--small", action="store_true", help="small sizes, to see that it runs")
+    parser.add_argument("--rounds", type=int, default=10, help="timed rounds (default %(default)s)")
+    parser.add_argument("--device", default="cpu", help="cpu (default) or cuda")
+    parser.add_argument("--backbone", help="the network (default: conv4 on a CPU, lite0 on a GPU)")
+    parser.add_argument("--out", type=Path, help="a JSON file for the figures and where they come from")
+    args = parser.parse_args()
+    size, device = SMALL if args.small else FULL, torch.device(args.device)
+    backbone = args.backbone or ("lite0" if device.type == "cuda" else "conv4")
+    ccp = f"ccp({PAIR}, per_class={size.per_class}, pool=12, weight=2e-4)"
+    steps = [training_step(spec, backbone, size, device) for spec in (PAIR, ccp)]
+    each = 20 if device.type == "cuda" else 5
+    rows: dict[str, dict[str, Any]] = {}
+    print(f"{device}, {torch.get_num_threads()} threads; network of the step: {backbone}")
+    for what, pair, repeat in (("step", steps, each), ("redraw", redraws(size, device), 1)):
+        bare, ours = in_turn(pair, rounds=args.rounds, each=repeat, device=device)
+        rows[what] = {"bare_ms": bare, "ccp_ms": ours, "ratio": ours / bare, "goal": GOALS[what]}
+        reached = "" if args.small else f", {'reached' if ours / bare <= GOALS[what] else 'NOT reached'}"
+        print(
+            f"{what}: {bare:.3f} ms bare, {ours:.3f} ms with CCP, {ours / bare:.3f} × (at most {GOALS[what]}{reached})"
+        )
+    if args.out:
+        about = {"size": size._asdict(), "backbone": backbone, "device": str(device)}
+        write_json(args.out, {**about, "threads": torch.get_num_threads(), "rows": rows, **provenance()})
+
+
+if __name__ == "__main__":
+    main()
