@@ -22,7 +22,7 @@ FLAGS = (  # quiet, and able to run as root
 
 @pytest.fixture(scope="session")
 def browser() -> Iterator[object]:
-    """Debian's chromium without a window. Where there is none, tests are skipped, or fail if NEARKIN_BROWSER=required."""
+    """Debian's chromium without a window. Without one, tests are skipped, or fail if NEARKIN_BROWSER=required."""
     path = shutil.which("chromium")
     if path is None:
         if os.environ.get("NEARKIN_BROWSER") == "required":

@@ -101,7 +101,8 @@ def test_building_leaves_random_state_modes_and_statistics_alone() -> None:
 def unfolded(net: nn.Module) -> nn.Module:
     """The network with every batch norm computed by itself again, as the others' networks do."""
     for module in net.modules():
-        vars(module).pop("forward", None)
+        if type(module).__name__.startswith("Folded"):
+            module.__class__ = type(module).__bases__[0]
     return net
 
 
@@ -582,7 +583,7 @@ def test_an_embedder_saves_and_loads(tmp_path: Path) -> None:
 
 
 def test_embedders_that_cannot_be() -> None:
-    with pytest.raises(NearkinError, match="at least one dimension .*, not -1"):
+    with pytest.raises(NearkinError, match=r"at least one dimension .*, not -1"):
         Embedder(trunk("conv4"), dim=-1)
     with pytest.raises(NearkinError, match="no space 'sphere'"):
         Embedder(trunk("conv4"), space="sphere")
