@@ -229,3 +229,23 @@ def test_a_suite_of_folds(tmp_path, monkeypatch):
     suite.write_text(SUITE.replace('"MAP@R 16-d"]', '"P@3 16-d"]'))
     more = bench(suite, out=out, rows=["C2"], settings={"device": "cpu"})
     assert 0 < more.results[more.sheet.cells[0].id]["scores"]["P@3 16-d"] < 100
+
+
+def test_the_command(tmp_path):
+    import subprocess
+
+    def nearkin(*arguments):
+        command = [sys.executable, "-m", "nearkin", *arguments]
+        environment = {**os.environ, "COLUMNS": "160", "NO_COLOR": "1"}
+        return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
+
+    out = str(tmp_path / "run")
+    given = ["--data", DATA, "--method", "contrastive(negative=1)", "--epochs", "1", "--batch", "12", "--dim", "8"]
+    shown = nearkin("cv", *given, "--folds", "2", "--device", "cpu", "--out", out)
+    assert shown.returncode == 0, shown.stderr
+    assert "mean of 2 models, 8-d" in shown.stdout
+    assert "side by side, 16-d" in shown.stdout
+    assert "Fold 2 of 2" in shown.stderr
+    again = nearkin("cv", *given, "--out", out)
+    assert again.returncode == 2
+    assert "holds a run already" in again.stderr

@@ -1,8 +1,9 @@
 """Many images embedded into an index or a file, chunk by chunk; what is there already is not made again."""
 
 import shutil
+from collections import deque
 from collections.abc import Generator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -57,15 +58,16 @@ def read_chunk(model: Model, images: Sequence[Found]) -> Chunk:
     return Chunk([images[row] for row in good], store, bad)
 
 
-def read_chunks(model: Model, images: Sequence[Found], *, size: int = CHUNK) -> Generator[Chunk, None, None]:
+def read_chunks(model: Model, images: Sequence[Found]) -> Generator[Chunk, None, None]:
     """Images chunk by chunk; the next one is being decoded while this one is used."""
-    parts = [images[start : start + size] for start in range(0, len(images), size)]
+    coming: deque[Future[Chunk]] = deque()
     with ThreadPoolExecutor(1) as reader:
-        coming = [reader.submit(read_chunk, model, part) for part in parts[:1]]
-        for part in [*parts[1:], None]:
-            chunk = coming.pop().result()
-            coming += [] if part is None else [reader.submit(read_chunk, model, part)]
-            yield chunk
+        for start in range(0, len(images), CHUNK):
+            coming.append(reader.submit(read_chunk, model, images[start : start + CHUNK]))
+            if len(coming) == 2:
+                yield coming.popleft().result()
+        while coming:
+            yield coming.popleft().result()
 
 
 def fill(index: Index, model: Model, images: Sequence[Found], *, reporter: Reporter | None = None) -> Filled:

@@ -11,6 +11,7 @@ from nearkin.errors import NearkinError
 from nearkin.gather import Found
 from nearkin.index import Index, create_index, open_index
 from nearkin.index.base import NoIndex
+from nearkin.index.open import without_password
 from nearkin.model import Model, load
 from nearkin.report.progress import Reporter
 from nearkin.runs import Json
@@ -51,8 +52,8 @@ def index_images(
             if index.kind != "exact":
                 reporter.note(f"Making the {index.kind} index, and comparing it with an exact search.")
             index.build()
-        index.remember(threshold=run_threshold(run))
-        return Indexed(str(where), filled, removed, len(index), index.kind, index.meta["recall"])
+        index.remember(threshold=run_threshold(run), run=os.path.abspath(run))
+        return Indexed(without_password(str(where)), filled, removed, len(index), index.kind, index.meta["recall"])
 
 
 def _gone(index: Index) -> list[str]:

@@ -6,6 +6,7 @@
     model.safetensors       the weights of the epoch that is kept
     classes.safetensors     what the method then knew of the training classes: proxies, and values by class
     result.json             scores and provenance; there when the run is finished
+    threshold.json          the similarity from which two images may be of one class, once nearkin calibrate chose it
     snapshots/              model and method after chosen epochs, where snapshots= asks for any
     fold-1, fold-2, …       runs of its parts, where config.json names any: the models that are one model together
 

@@ -109,6 +109,7 @@ def search(
     """Find the nearest items of images: a table, a page with the pictures, or JSON."""
     from nearkin.gather import gather, say_bad
     from nearkin.index import open_index
+    from nearkin.index.open import without_password
     from nearkin.report.search_page import search_page
     from nearkin.report.tables import terminal_table
     from nearkin.search import as_records, model_of, rows_of, search_images, shown, threshold_of, threshold_words
@@ -120,7 +121,9 @@ def search(
     if not answers:
         raise NearkinError(f"None of the {len(found):,} images can be used. The first: {bad[0]}")
     if html is not None:
-        html.write_text(search_page(answers, title=f"Search in {index}", note=threshold_words(threshold)))
+        html.write_text(
+            search_page(answers, title=f"Search in {without_password(index)}", note=threshold_words(threshold))
+        )
     if as_json:
         print(json.dumps(as_records(answers, bad, threshold), indent=2))
         return

@@ -8,7 +8,8 @@ from rich.console import Console
 from scipy import stats
 
 from nearkin.bench import Board
-from nearkin.report.benchmarks import latex, markdown, suite_tables, terminal
+from nearkin.report.benchmarks import suite_tables
+from nearkin.report.formats import latex, markdown, terminal
 from nearkin.sheet import expand
 from nearkin.suites import load_suite
 

@@ -5,6 +5,8 @@ what it finds is scored again with the vectors themselves.
 """
 
 import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -43,7 +45,8 @@ class Graph(NamedTuple):
             k *= REFINE
             probes = max(1, round(effort / share / PROBES))
             parameters = faiss.SearchParametersIVF(nprobe=min(inner.nlist, probes), sel=selector)
-        _, keys = self.faiss.search(queries, min(k, self.faiss.ntotal), params=parameters)
+        with _threads(faiss, len(queries)):
+            _, keys = self.faiss.search(queries, min(k, self.faiss.ntotal), params=parameters)
         place = np.minimum(np.searchsorted(rows.keys, keys), len(rows) - 1)
         found: Ints = np.where(rows.keys[place] == keys, place, -1)
         return found
@@ -57,6 +60,17 @@ class Graph(NamedTuple):
         bits = np.zeros(self.last + 1, np.bool_)
         bits[keys] = True
         return import_faiss().IDSelectorBitmap(np.packbits(bits, bitorder="little")), share
+
+
+@contextmanager
+def _threads(faiss: Any, most: int) -> Iterator[None]:
+    """No more threads than queries, within this thread: faiss would have the others wait for nothing."""
+    usual = faiss.omp_get_max_threads()
+    faiss.omp_set_num_threads(min(usual, most))
+    try:
+        yield
+    finally:
+        faiss.omp_set_num_threads(usual)
 
 
 def import_faiss() -> Any:

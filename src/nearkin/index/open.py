@@ -86,7 +86,7 @@ def _free(folder: Path) -> Path:
 def _store(url: str) -> Any:
     """The class of the store that a URL names; what it needs is imported only now."""
     scheme = url.split("://")[0]
-    if scheme.startswith("postgres"):
+    if scheme in ("postgresql", "postgres"):
         from nearkin.index.postgres import PostgresIndex
 
         return PostgresIndex

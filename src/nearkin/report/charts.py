@@ -152,14 +152,16 @@ def critical_difference(
     plot.plot([low, high], [0, 0], color=INK, linewidth=1)
     for rank in range(1, len(names) + 1):
         plot.plot([rank, rank], [0, 0.09], color=INK, linewidth=1)
-        plot.text(rank, 0.14, str(rank), ha="center", va="bottom", fontsize=9)
+        plot.text(rank, 0.14, str(rank), ha="center", va="bottom", fontsize=9, color=INK)
     plot.plot([low, low + critical], [0.55, 0.55], color=INK, linewidth=2, marker="|", markersize=6)
-    plot.text(low + critical / 2, 0.6, f"critical difference {critical:.2f}", ha="center", va="bottom", fontsize=8)
+    plot.text(
+        low + critical / 2, 0.6, f"critical difference {critical:.2f}", ha="center", va="bottom", fontsize=8, color=INK
+    )
     for side, end, away, align in ((left, low, -0.04 * margin, "right"), (right, high, 0.04 * margin, "left")):
         for place, i in enumerate(side):
             y = -(first + step * place)
             plot.plot([ranks[i], ranks[i], end + away], [0, y, y], color=INK, linewidth=0.8)
-            plot.text(end + 2 * away, y, f"{names[i]} ({ranks[i]:.2f})", ha=align, va="center", fontsize=9)
+            plot.text(end + 2 * away, y, f"{names[i]} ({ranks[i]:.2f})", ha=align, va="center", fontsize=9, color=INK)
     for number, group in enumerate(groups):
         ends = [min(ranks[i] for i in group) - 0.02, max(ranks[i] for i in group) + 0.02]
         plot.plot(ends, [-0.16 * (number + 1)] * 2, color=PALETTE[0], linewidth=4, solid_capstyle="round")

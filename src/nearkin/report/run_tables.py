@@ -81,16 +81,24 @@ def _interval(found: Interval) -> str:
 
 
 def differing_scores(studies: Sequence[Study]) -> list[str]:
-    """A sentence where a run wrote down another score than was measured now: other arithmetic, or other data."""
-    apart = [
-        f"{study.label.run} ({metric} {study.result['scores'][metric]:.2f})"
-        for study in studies
-        for metric in study.values
-        if abs(study.result["scores"].get(metric, study.score(metric)) - study.score(metric)) > 0.1
-    ]
-    if not apart:
-        return []
-    return [f"Measured anew for this report; the run itself had written down otherwise for {listed(apart)}."]
+    """Sentences where a run wrote down another score than was measured now: other arithmetic, other data, or folds."""
+    joined, apart = [], []
+    for study in studies:
+        written = {
+            metric: study.result["scores"][metric] for metric in study.values if metric in study.result["scores"]
+        }
+        if parts := study.config.get("parts"):
+            own = ", ".join(f"{metric} {score:.2f}" for metric, score in written.items())
+            joined.append(
+                f"{study.label.run} is {len(parts)} models side by side, measured as one; the mean of their own "
+                f"scores: {own}."
+            )
+        else:
+            other = {metric: score for metric, score in written.items() if abs(score - study.score(metric)) > 0.1}
+            apart += [f"{study.label.run} ({metric} {score:.2f})" for metric, score in other.items()]
+    if apart:
+        joined.append(f"Measured anew for this report; the run itself had written down otherwise for {listed(apart)}.")
+    return joined
 
 
 def comparison_tables(studies: Sequence[Study]) -> list[PrintedTable]:
@@ -132,7 +140,6 @@ def run_facts(study: Study) -> list[tuple[str, str]]:
     """All that one has to know to compare a run with another."""
     plan, result = study.config["plan"], study.result
     resolved = study.config.get("resolved", {})
-    size = resolved.get("size") or plan["size"]
     speed = f", {result['images_per_second']:,.0f} images/s" if result["images_per_second"] else ""
     trained = (
         f"{resolved['training_images']:,} images of {resolved['training_classes']:,} classes, "
@@ -149,8 +156,8 @@ def run_facts(study: Study) -> list[tuple[str, str]]:
         ("what chose the epoch", f"{CHOSEN[result['select']]} (epoch {result['kept_epoch']:g} of {plan['epochs']})"),
         ("seed", str(result["seed"])),
         ("backbone", f"{plan['backbone']}, {plan['weights']} weights"),
-        ("image size", f"{size} px" if size else "the backbone's own"),
-        ("embedding", f"{plan['dim']} dimensions, {study.config['space']} space"),
+        ("image size", f"{study.size} px"),
+        ("embedding", f"{study.points.shape[1]} dimensions, {study.space} space"),
         ("training", f"{trained}batch {plan['batch']}, {plan['optimiser']} at {plan['lr']:g}"),
         ("time", f"{duration(result['seconds'])}{speed}"),
         ("hardware", f"{result['hardware']}, {plan['precision']}"),

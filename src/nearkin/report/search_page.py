@@ -42,7 +42,7 @@ def _section(answer: Answer, thumbs: Thumbs, row: dict[str, int]) -> Html:
     for hit, kin in zip(answer.hits, answer.kin, strict=True):
         name = Path(hit.path).name
         picture = thumbs.image(row[hit.path], name)
-        words = join([hit.label or "", Html("<br>"), f"{hit.similarity:.3f}", ", kin" if kin else ""])
+        words = f"{escape(hit.label or '')}<br>{hit.similarity:.3f}{', kin' if kin else ''}"
         items.append(
             Html(
                 f'<li class="{"kin" if kin else "hit"}" title="{escape(hit.path)}">{picture}{words}'

@@ -58,6 +58,8 @@ def scores(material: Material) -> Section:
 def curves(material: Material) -> Section:
     """Loss, checks and looks at the test set over the epochs."""
     charts = [chart for chart in (_loss_chart(material), _check_chart(material), _test_chart(material)) if chart]
+    if not charts:
+        return Section("curves", "Learning curves", paragraph("There is no log of its own: see those of its parts."))
     return Section("curves", "Learning curves", Html(f'<div class="charts">{join(charts)}</div>'))
 
 
@@ -110,7 +112,7 @@ def _looks(study: Study, *, several: bool) -> list[Line]:
     lines = []
     for metric in MAIN[:1] if several else MAIN:
         seen = {e["epoch"]: e["scores"][metric] for e in study.events if e["event"] == "test" and metric in e["scores"]}
-        if metric in study.result["scores"]:
+        if seen and metric in study.result["scores"]:
             seen[study.result["kept_epoch"]] = study.result["scores"][metric]
         label = study.label.method if several else metric
         if seen:

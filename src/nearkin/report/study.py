@@ -44,6 +44,7 @@ class Study:
     images: Images
     points: Tensor  # [N, D] the embeddings as points of the space
     space: Space
+    size: int  # pixels: the side of the image the network sees
     query: Tensor  # [Q] rows of the queries
     gallery: Tensor  # [G] rows of the gallery
     values: Mapping[str, Tensor]  # metric → [Q] percent, NaN where a query has no relevant item
@@ -69,8 +70,9 @@ class Study:
 
     @property
     def metrics(self) -> list[str]:
-        """What was measured, as it was asked for, with clustering metrics."""
-        return list(dict.fromkeys([*self.result["scores"], *self.values]))
+        """What was measured, as it was asked for, with clustering metrics; of a model of several parts, as one."""
+        asked = [name for name in self.result["scores"] if " " not in name]
+        return list(dict.fromkeys([*asked, *self.values]))
 
     def score(self, metric: str) -> float:
         """The score as measured for this report; of clustering metrics, as the run measured it."""
@@ -122,7 +124,7 @@ def _study(label: Label, folder: RunFolder, config: Json, result: Json, embedded
         protocol,
         x,
         images.labels.to(x.device),
-        metrics=[name for name in asked if name not in CLUSTERING and " " not in name],  # words: of several models
+        metrics=[name for name in asked if name not in CLUSTERING and " " not in name],  # words: as one of several
         per_query=True,
         space=space,
     )
@@ -137,6 +139,7 @@ def _study(label: Label, folder: RunFolder, config: Json, result: Json, embedded
         images=images,
         points=points,
         space=space,
+        size=model.size,
         query=protocol.query,
         gallery=protocol.gallery,
         values=values,

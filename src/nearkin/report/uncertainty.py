@@ -16,6 +16,7 @@ from nearkin.runs import whole_file
 from nearkin.uncertainty import Certainty
 
 EACH = 8  # images of a class on a sheet
+NAME = 40  # letters of a class's name in a picture
 CERTAIN, UNCERTAIN = "#d7191c", "#7b3294"  # red and purple, as in the paper
 
 
@@ -62,7 +63,10 @@ def draw_correlation(found: Certainty, path: Path) -> Path:
         for c, colour in ((found.order[0], CERTAIN), (found.order[-1], UNCERTAIN)):
             place = float(found.similarity[c]), float(found.uncertainty[c])
             axes.scatter(*place, s=24, color=colour)
-            axes.annotate(found.images.names[c][:40], place, xytext=(4, 4), textcoords="offset points", fontsize=7)
+            right = place[0] > float(found.similarity.min() + found.similarity.max()) / 2
+            shift, side = ((-6, 4), "right") if right else ((6, 4), "left")
+            name = found.images.names[c][:NAME]
+            axes.annotate(name, place, xytext=shift, ha=side, textcoords="offset points", fontsize=7, color=colour)
         axes.set(xlabel="median similarity of images and proxy", ylabel="uncertainty σ̄")
         axes.margins(0.08)
         title = f"Training classes: Pearson's correlation {found.correlation:.2f}"
@@ -80,24 +84,29 @@ class Circles(NamedTuple):
     radii: Floats  # [P] of the circle at σ̄
 
 
+def centred(x: Tensor) -> Tensor:
+    """A cloud of vectors moved to its mean and scaled to unit spread."""
+    x = x.double() - x.double().mean(0)
+    return x / x.square().sum(1).mean().sqrt().clamp_min(1e-12)
+
+
 def make_circles(found: Certainty, *, points: int) -> Circles:
     """t-SNE of images and proxies; radii proportional to σ̄.
 
-    σ̄ has no length on such a map, so one factor for all classes gives it one: in the typical class, the one of median
-    σ̄, the circle at σ̄ reaches as far as the images do in the typical class, by the median distance from the proxy.
+    Both clouds are centred and scaled first: what all images have in common, and no proxy, would else part the two.
+    σ̄ has no length on such a map, so one factor for all classes gives it one: the circle at the median σ̄ has the
+    radius of the median class's cloud, that is, the median distance of its images from their middle.
     """
     rows = some_of_each(found.images.labels, points=points, classes=max(1, points // 3), seed=0)
     labels = found.images.labels[rows]
     shown = torch.isin(found.owners, labels)
-    places = layout(torch.cat([found.x[rows], found.proxies[shown]]).double().numpy())
+    places = layout(torch.cat([centred(found.x[rows]), centred(found.proxies[shown])]).numpy())
     images, centres, owners = places[: len(rows)], places[len(rows) :], found.owners[shown]
-    reach = []
-    for c in torch.unique(labels).tolist():
-        mine, own = images[labels.numpy() == c], centres[owners.numpy() == c]
-        reach.append(np.median(np.linalg.norm(mine[:, None] - own, axis=-1).min(axis=1)))
-    typical = float(found.uncertainty[torch.unique(labels)].median())
-    radii = found.uncertainty[owners].numpy() * (float(np.median(reach)) / typical)
-    return Circles(images, labels, centres, owners, radii)
+    there = torch.unique(labels)
+    clouds = [images[labels.numpy() == c] for c in there.tolist()]
+    reach = [np.median(np.linalg.norm(cloud - np.median(cloud, axis=0), axis=1)) for cloud in clouds]
+    factor = float(np.median(reach)) / float(np.median(found.uncertainty[there].numpy()))
+    return Circles(images, labels, centres, owners, found.uncertainty[owners].numpy() * factor)
 
 
 def draw_map(found: Certainty, path: Path, *, points: int = 1500) -> Path:
@@ -114,21 +123,18 @@ def draw_map(found: Certainty, path: Path, *, points: int = 1500) -> Path:
             _circle(axes, centre, radius, PALETTE[owner % len(PALETTE)], 0.4)
         axes.scatter(*circles.centres.T, s=16, marker="*", c=STAR, linewidths=0)
         for c, colour, word in ((order[0], CERTAIN, "most certain"), (order[-1], UNCERTAIN, "least certain")):
-            own = circles.centres[circles.owners.numpy() == c]
-            radius = float(circles.radii[circles.owners.numpy() == c][0])
-            for centre in own:
+            mine = circles.owners.numpy() == c
+            for centre, radius in zip(circles.centres[mine], circles.radii[mine], strict=True):
                 _circle(axes, centre, radius, colour, 1.6)
-            words = f"{word}: {found.images.names[c][:40]}"
-            axes.annotate(words, own[0] + [0, 3 * radius], fontsize=8, color=colour, ha="center", va="bottom")
-        axes.set(xticks=(), yticks=(), aspect="equal")
-        axes.grid(visible=False)
-        axes.set_title(
-            "t-SNE of training images (dots, by class) and proxies (stars), with circles at σ̄, 2σ̄, 3σ̄;\n"
-            "radii are proportional to σ̄, scaled so that the typical class's first circle holds half its images",
-            fontsize=8,
-            loc="left",
-            color=INK,
+            axes.plot([], [], color=colour, linewidth=1.6, label=f"{word}: {found.images.names[c][:NAME]}")
+        axes.set_aspect("equal")
+        axes.axis("off")
+        axes.legend(loc="upper left", bbox_to_anchor=(0, 0), fontsize=8)
+        heading = (
+            "t-SNE of training images (dots, by class) and proxies (stars), each cloud centred; circles at σ̄, 2σ̄, 3σ̄:\n"
+            "radii are proportional to σ̄: at its median, the radius of the median class's cloud of images"
         )
+        figure.suptitle(heading, fontsize=8, color=INK)
     return save(figure, path)
 
 

@@ -66,6 +66,8 @@ class Guard:
         if self.hosts is not None and _host(headers.get("host", "")) not in self.hosts:
             # A page elsewhere may have its own name point here; the browser would then let it read the answers.
             return JSONResponse({"error": "This server does not go by that name."}, 421)
+        if headers.get("sec-fetch-site") == "cross-site" and scope["path"].startswith("/api/"):
+            return JSONResponse({"error": "The API is not for the pages of others."}, 403)
         if self.token is None or scope["path"] in OPEN:
             return None
         query = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)

@@ -65,7 +65,7 @@ def draw(labels: Tensor, count: int, *, classes: int) -> Tensor:
     sizes = torch.bincount(labels, minlength=classes)
     if int(sizes.min()) == 0:
         raise NearkinError(f"Class {int(sizes.argmin())} has no training image to draw a proxy from: leave it out.")
-    shuffled = torch.randperm(len(labels)).to(labels.device)
+    shuffled = torch.randperm(len(labels), device=labels.device)
     by_class = shuffled[labels[shuffled].argsort(stable=True)]
     first = sizes.cumsum(0) - sizes
     turn = torch.arange(count, device=labels.device) % sizes[:, None]

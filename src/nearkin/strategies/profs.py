@@ -33,7 +33,8 @@ Settings
 
 Departures
     λ is printed in Eq. 4.6 and the text, not in Eq. 4.7 and Algorithm 1; here it multiplies the proximal term.
-    Classes are dealt, so that in a projection each comes ρ times, not about ρ times; examples are of the dealt classes.
+    Classes are dealt, so that in a projection without mining each comes ρ times, not about ρ times; the examples of a
+    batch are of its representatives' classes.
     Representatives are drawn anew at random, as the text proposes; a class may draw the same again.
     Mining in the paper is a sentence: half of the classes, the nearest by Euclidean distance of the kept embeddings,
     in the order of the deal, and `forget=False` are ours; a class whose representative was never embedded brings none
@@ -121,7 +122,8 @@ def nearest_left(vectors: Tensor, offset: Tensor, drawn: Tensor, wanted: int) ->
     """Classes [wanted] that the first of the drawn ones bring, the nearest not in the batch yet, and which were found.
 
     `offset` [L] is −‖v‖²/2, so that v·w + offset falls with the distance; −inf where there is no embedding. Drawn
-    classes without one come last. One product, then one pass over a row of it for each class.
+    classes without one come last. One product, then one pass over a row of it for each class, since each excludes what
+    those before it took.
     """
     s = (vectors[drawn[:wanted]] @ vectors.T).add_(offset).index_fill_(1, drawn, -torch.inf)
     best = []

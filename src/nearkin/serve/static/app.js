@@ -17,6 +17,7 @@ const fileName = (path) => path.split(/[\\/]/).pop();
 
 let about = null;
 let current = null; // the search that is under way
+let taken = 0;
 const uploads = new Map(); // pictures of one's own, for the way back: they live in this page and nowhere else
 
 // ---- state and address
@@ -264,8 +265,10 @@ function searchBy(file) {
   if (file.size > about.upload_bytes) {
     return say(`That picture has ${megabytes(file.size)}; up to ${megabytes(about.upload_bytes)} can be searched by.`, { error: true });
   }
-  const number = String(uploads.size + 1);
+  taken += 1;
+  const number = String(taken);
   uploads.set(number, file);
+  if (uploads.size > 50) uploads.delete(uploads.keys().next().value);
   go({ upload: number, id: null });
 }
 
@@ -308,9 +311,16 @@ function takeLabel({ complain }) {
   const known = about.labels.find((label) => label.name === text);
   if (!known) return complain ? say(`There is no label “${text}”.`, { error: true }) : undefined;
   $("label").value = "";
+  offerLabels();
   if (!now().labels.includes(known.name)) go({ labels: [...now().labels, known.name] });
 }
+function offerLabels() { // those that hold what was typed; there may be thousands
+  const typed = $("label").value.trim().toLowerCase();
+  const fitting = about.labels.filter(({ name }) => name.toLowerCase().includes(typed)).slice(0, 50);
+  $("labels").replaceChildren(...fitting.map(({ name, items }) => make("option", { value: name }, counted(items, "picture", "pictures"))));
+}
 $("label").addEventListener("input", (event) => {
+  offerLabels();
   if (event.inputType === "insertReplacementText" || !event.inputType) takeLabel({ complain: false }); // chosen from the list
 });
 $("label").addEventListener("change", () => takeLabel({ complain: true }));
@@ -373,7 +383,8 @@ async function begin() {
   setClasses(about.labels.map((label) => label.name));
   document.title = `${about.name} · nearkin`;
   $("about").textContent = `${about.name}: ${counted(about.items, "picture", "pictures")}, ${counted(about.labels.length, "label", "labels")}`;
-  $("labels").replaceChildren(...about.labels.map((label) => make("option", { value: label.name }, counted(label.items, "picture", "pictures"))));
+  offerLabels();
+  $("label").parentElement.hidden = about.labels.length === 0;
   if (!about.by_picture) {
     $("file").disabled = true;
     $("hint").textContent = `Pictures of your own cannot be searched by. ${about.by_picture_why ?? ""} Any picture below, and any point of the map, can.`;

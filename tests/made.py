@@ -1,0 +1,40 @@
+"""Run folders and images made for tests, without training: a small random network is a model, too."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+
+from nearkin.backbones import natural_plan
+from nearkin.model import Model, build_embedder
+from nearkin.plan import make_plan
+from nearkin.runs import RunFolder, write_json, write_tensors
+
+
+def make_run(folder: Path, *, names: tuple[str, ...] = (), seed: int = 0, **settings: Any) -> Path:
+    """A run folder with random weights."""
+    plan = make_plan({"dim": 8, "device": "cpu", **settings}, natural_plan("conv4"))
+    torch.manual_seed(seed)
+    embedder = build_embedder(plan, "cosine")
+    run = RunFolder(folder)
+    write_json(run.config, {"plan": dataclasses.asdict(plan), "method": plan.method, "space": "cosine"})
+    about = {"names": names, "step": 0, "epoch": 0, "preprocessing": Model(embedder, plan, names).preprocessing()}
+    write_tensors(run.model, embedder.state_dict(), about)
+    return folder
+
+
+def make_images(folder: Path, *, classes: int = 3, each: int = 4, seed: int = 0) -> list[Path]:
+    """A folder a class with small pictures in it: the large patches of the class, and a little noise."""
+    rng = np.random.default_rng(seed)
+    paths = []
+    for c in range(classes):
+        patches = np.kron(rng.integers(10, 246, size=(3, 4, 3)), np.ones((20, 20, 1)))
+        (folder / f"class {c}").mkdir(parents=True, exist_ok=True)
+        for n in range(each):
+            pixels = patches + rng.integers(-10, 10, size=patches.shape)
+            paths.append(folder / f"class {c}" / f"{n}.png")
+            Image.fromarray(pixels.astype(np.uint8)).save(paths[-1])
+    return paths

@@ -1,0 +1,61 @@
+"""The geometry of runs before and after training, and the steps of CCP's sub-problems."""
+
+import pytest
+from PIL import Image
+
+import nearkin as nk
+from nearkin.measure import embed_test, untrained
+from nearkin.report.geometry import draw_sub_problems, geometry_rows, sub_problems
+from nearkin.runs import RunFolder, read_json
+
+SETTINGS = {
+    "data": "glyphs(classes=48, samples=6)",
+    "method": "ccp(contrastive(negative=1), per_class=2, pool=3, patience=1)",
+    "epochs": 2,
+    "batch": 12,
+    "dim": 8,
+    "space": "ball",
+    "select": "validation",
+    "check_every": 2,
+    "device": "cpu",
+}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory) -> RunFolder:
+    return nk.train(**SETTINGS, out=tmp_path_factory.mktemp("geometry") / "run")
+
+
+def test_before_training_is_the_network_the_run_began_with(run):
+    header, (before, after) = geometry_rows([run.path], device="cpu")
+    result = read_json(run.result)
+    assert header == ["", "MAP@R", "covering radius", "inter-class distance"]
+    assert before[0] == f"{run.path}, before training"
+    assert before[1] == f"{result['before']['MAP@R']:.2f}"
+    assert after[1] == f"{result['scores']['MAP@R']:.2f}"
+    assert before[2:] != after[2:]
+    assert all(float(cell) > 0 for cell in (*before[1:], *after[1:]))
+    x = embed_test(run.path, device="cpu", model=untrained(run.path, device="cpu")).x
+    assert not x.equal(embed_test(run.path, device="cpu").x)
+
+
+def test_sub_problems_are_read_from_the_log(run, tmp_path):
+    checks = [event for event in run.events() if event["event"] == "check"]
+    best, lengths, begun = -1.0, [], 0
+    for check in checks:
+        if check["score"] > best + 1e-3:
+            best = check["score"]
+        else:
+            lengths.append(check["step"] - begun)
+            best, begun = -1.0, check["step"]
+    assert sub_problems(run.path) == lengths
+    assert len(lengths) > 1
+    sentence = draw_sub_problems(lengths, tmp_path / "steps.png")
+    assert f"{len(lengths)} sub-problems of {min(lengths)} to {max(lengths)} steps" in sentence
+    with Image.open(tmp_path / "steps.png") as picture:
+        assert picture.size[0] > 400
+
+
+def test_a_method_without_sub_problems_has_none(tmp_path):
+    other = {**SETTINGS, "method": "proxy(contrastive(negative=1))", "epochs": 1}
+    assert sub_problems(nk.train(**other, out=tmp_path / "run").path) == []

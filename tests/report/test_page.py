@@ -1,0 +1,230 @@
+"""A report as a file: what stands in it for one run and for several, that it needs nothing else, and the commands."""
+
+import html
+import re
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+from nearkin.cli import main
+from nearkin.report.comparison_sections import differences, ranking, retrievals
+from nearkin.report.formats import latex
+from nearkin.report.html import Thumbs
+from nearkin.report.page import report_page, write_page
+from nearkin.report.progress import Reporter
+from nearkin.report.run_tables import run_tables
+from nearkin.report.sections import Material, known
+from nearkin.report.study import by_method, open_studies
+
+SECTIONS = {
+    "about", "scores", "curves", "classes", "confusions", "neighbours", "similarities", "map", "configuration",
+}  # fmt: skip
+LABELS = np.repeat(np.arange(12), 4)
+
+
+@pytest.fixture(scope="module")
+def one(pages):
+    return pages["one"].read_text()
+
+
+@pytest.fixture(scope="module")
+def three(pages):
+    return pages["three"].read_text()
+
+
+def ids(page):
+    return re.findall(r'<section id="([^"]+)"', page)
+
+
+def text_of(page):
+    return html.unescape(re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", page)))
+
+
+def test_one_run_has_all_sections(one):
+    assert set(ids(one)) == SECTIONS
+    assert re.findall(r'<li><a href="#([^"]+)">', one) == ids(one)
+
+
+def test_several_runs_have_the_comparison_first(three):
+    assert ids(three)[:5] == ["about", "scores", "tests", "ranking", "retrievals"]
+    assert set(ids(three)) == SECTIONS | {"tests", "ranking", "retrievals"}
+
+
+def test_a_page_carries_all_it_shows(one, three):
+    for page in (one, three):
+        urls = set(re.findall(r"https?://[^\"'\s)<]+", page))
+        assert urls <= {"http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"}
+        assert "default-src 'none'" in page
+        sources = re.findall(r'src="([^"]{0,30})', page)
+        assert len(sources) > 50
+        assert all(source.startswith("data:image/") for source in sources)
+        assert not re.search(r"<link(?! rel=\"icon\" href=\"data:,\")|@import|@font-face|url\((?!#)", page)
+
+
+def test_ids_are_unique(three):
+    found = re.findall(r'\sid="([^"]+)"', three)
+    assert len(found) == len(set(found))
+
+
+def test_the_page_says_what_one_has_to_know(one, runs):
+    text = text_of(one)
+    assert "the best on held-out training classes (epoch" in text
+    assert "144 images of 24 classes, none of them trained on" in text
+    assert "108 images of 18 classes, batch 24, adamw" in text
+    for words in ("conv4, default weights", "32 px", "16 dimensions, cosine space", "seed", "commit", "hardware"):
+        assert words in text
+    assert "Checks on held-out classes" in text
+    assert "Stars: the 18 proxies of training classes, no image here is of those" in text
+
+
+def test_nothing_is_called_better_without_a_test(one, three):
+    assert "better" not in text_of(one)
+    tests_end = three.index('<section id="ranking"')
+    assert "better" not in text_of(three[: three.index('<section id="tests"')] + three[tests_end:])
+    assert "Paired bootstrap" in text_of(three)
+
+
+def test_every_query_of_the_comparison_shows_three_of_each_method(three):
+    part = three[three.index('<section id="retrievals"') : three.index('<section id="curves"')]
+    cases = part.split('<li class="case">')[1:]
+    assert len(cases) == 12
+    for case in cases:
+        assert case.count('class="near"') == 3
+        assert len(re.findall(r'<li class="(?:right|wrong)"', case)) == 9
+
+
+def test_frames_are_told_apart_without_colour(three):
+    for kind, sign in (("right", "✓"), ("wrong", "✗")):
+        found = re.findall(rf'<li class="{kind}" [^>]*>(?:(?!</li>).)*</li>', three)
+        assert found
+        assert all(sign in item for item in found)
+        assert all(f", {kind}" in item for item in found)  # and to who cannot see it
+
+
+def test_the_same_runs_give_the_same_page(one, runs):
+    again = open_studies([runs["anchor"].path], device="cpu")
+    assert report_page(again, title="", points=100, reporter=Reporter()) == one
+
+
+def made(made_study, noise, **more):
+    centres = np.random.default_rng(7).normal(size=(12, 6))
+    points = centres[LABELS] + noise * np.random.default_rng(1).normal(size=(48, 6))
+    return made_study(points, LABELS, **more)
+
+
+def material(*studies):
+    return Material(studies, by_method(studies), Thumbs(studies[0].images), 20)
+
+
+def test_hostile_names_stay_text(made_study, tmp_path):
+    names = ["<script>alert(1)</script>", '" onload="x', *(f"c{n}" for n in range(10))]
+    studies = [made(made_study, noise, names=names, name=f"<i>{noise}</i>") for noise in (0.5, 1.0)]
+    path = write_page(studies, tmp_path / "deep" / "page.html", title="<u>")
+    page = path.read_text()
+    assert page.count("<script>") == 1
+    assert 'onload="x' not in page
+    assert "<i>" not in page
+    assert "<title>&lt;u&gt;</title>" in page
+
+
+def test_seeds_of_one_method_are_not_compared(made_study):
+    studies = [made(made_study, 0.5, seed=seed) for seed in (0, 1)]
+    assert "nothing to compare" in differences(material(*studies)).body
+    page = report_page(studies, title="", points=20, reporter=Reporter())
+    assert set(ids(page)) == SECTIONS | {"tests"}
+    assert "2 runs of 1 method on the same 48 queries" in text_of(page)
+
+
+def test_two_methods_have_no_diagram_and_the_reason(made_study):
+    studies = [made(made_study, noise, name=f"m{noise}") for noise in (0.5, 1.0)]
+    body = ranking(material(*studies)).body
+    assert "No critical-difference diagram is drawn. It needs three methods" in body
+    assert "<svg" not in body
+
+
+def test_the_diagram_says_what_it_is_about(made_study):
+    studies = [made(made_study, noise, name=f"m{noise}") for noise in (0.3, 1.0, 2.5)]
+    body = text_of(ranking(material(*studies)).body)
+    assert "Friedman's test over 12 test classes: p < 0.001." in body
+    assert "The blocks are the test classes, and what is ranked is one trained model of each method" in body
+    alike = [made(made_study, 1.0, name=name) for name in ("a", "b", "c")]
+    assert "It does not tell the methods apart, so no pair is compared" in ranking(material(*alike)).body
+
+
+def test_queries_of_disagreement_are_those_that_differ_most(made_study):
+    a, b = (made(made_study, noise, name=f"m{noise}") for noise in (0.5, 2.0))
+    body = retrievals(material(a, b)).body
+    shown = re.findall(r'<li class="case"><div class="query"><img[^>]*alt="query: ([^"]+)"', body)
+    apart = (a.values["MAP@R"] - b.values["MAP@R"]).abs()
+    rng = torch.randperm(48, generator=torch.Generator().manual_seed(1))[:6].tolist()
+    rest = [place for place in apart.argsort(descending=True, stable=True).tolist() if place not in rng][:6]
+    assert shown == [f"class {LABELS[place]}" for place in [*rng, *rest]]
+
+
+def test_what_a_method_knows_of_its_classes_is_a_table(made_study):
+    columns = {"sigma": torch.tensor([0.25, 0.5])}
+    section = known(material(made(made_study, 0.5, columns=columns)))
+    assert re.findall(r"<t[hd][^>]*>([^<]+)</t[hd]>", section.body) == ["trained 0", "0.25", "trained 1", "0.5"]
+    assert "sigma" in section.body
+    assert known(material(made(made_study, 0.5))) is None
+
+
+def nearkin(*arguments, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["nearkin", *map(str, arguments)])
+    with pytest.raises(SystemExit) as stopped:
+        main()
+    return stopped.value.code
+
+
+def test_the_command_writes_tables(runs, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    paths = [run.path for run in runs.values()]
+    assert nearkin("report", *paths, "--format", "markdown", "--device", "cpu", monkeypatch=monkeypatch) == 0
+    assert capsys.readouterr().out == "Report: report.md\n"
+    text = (tmp_path / "report.md").read_text()
+    assert "### Scores" in text
+    assert "### MAP@R: model against model" in text
+    assert "proxy_anchor less contrastive(form=c1)" in text
+
+
+def test_the_command_writes_a_page(runs, tmp_path, monkeypatch, capsys):
+    out = tmp_path / "new" / "page.html"
+    options = ("-o", out, "--title", "Mine", "--points", "20", "--device", "cpu")
+    assert nearkin("report", runs["soft"].path, *options, monkeypatch=monkeypatch) == 0
+    assert "<title>Mine</title>" in out.read_text()
+
+
+def test_the_command_says_what_is_wrong(tmp_path, monkeypatch, capsys):
+    assert nearkin("report", tmp_path / "none", monkeypatch=monkeypatch) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("nearkin: There is no ")
+    assert said.count("\n") == 1
+
+
+def test_latex_is_written_from_the_same_tables(runs):
+    text = latex(run_tables(open_studies([runs["soft"].path], device="cpu")))
+    assert text.count(r"\begin{tabular}") == 2
+    assert r"soft\_triple" in text
+
+
+def test_a_run_without_a_log_or_the_main_metrics_has_a_page(made_study):
+    one = made(made_study, 1.0)
+    object.__setattr__(one, "events", [])
+    for metric in ("R@1", "MAP@R"):
+        del one.result["scores"][metric]
+    page = report_page([one], title="", points=20, reporter=Reporter())
+    part = page[page.index('<section id="curves"') : page.index('<section id="classes"')]
+    assert "<svg" not in part
+    assert "no log of its own" in part
+
+
+def test_the_look_is_part_of_the_package():
+    from nearkin.report import page
+
+    folder = page.Path(page.__file__).parent
+    project = folder.parents[2] / "pyproject.toml"
+    assert (folder / "page.css").exists()
+    if project.exists():
+        assert '"report/*.css", "report/*.js"' in project.read_text()

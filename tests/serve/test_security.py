@@ -1,0 +1,386 @@
+"""What strangers may send and what they get: nothing but pictures that were indexed, within limits."""
+
+import io
+import os
+import socket
+import struct
+import threading
+import time
+import urllib.error
+import urllib.request
+import zlib
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from PIL import Image, features
+from starlette.testclient import TestClient
+
+from nearkin.index import create_index
+from nearkin.serve import Limits, make_app
+from nearkin.serve import pictures as serve_pictures
+from nearkin.serve.guard import LOOPBACK
+
+TOKEN = "correct horse battery"
+
+
+GIF_BOMB = b"GIF89a" + struct.pack("<HH3x", 60_000, 60_000) + b"," + struct.pack("<HHHHBB", 0, 0, 60_000, 60_000, 0, 8)
+
+
+def client_of(index, model=None, **settings):
+    return TestClient(make_app(index, model, **settings), raise_server_exceptions=False)
+
+
+def png_header(width, height):
+    """The beginning of a PNG file that says it is so large; its pixels are missing."""
+    header = b"IHDR" + struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    chunk = struct.pack(">I", 13) + header + struct.pack(">I", zlib.crc32(header))
+    return b"\x89PNG\r\n\x1a\n" + chunk + struct.pack(">I", 9) + b"IDAT" + b"\0" * 13
+
+
+def encoded(image, kind, **options):
+    out = io.BytesIO()
+    image.save(out, kind, **options)
+    return out.getvalue()
+
+
+# What goes out.
+
+
+def test_every_answer_is_strict(index, model):
+    with client_of(index, model, token=TOKEN) as client:
+        answers = [client.get("/"), client.get(f"/?token={TOKEN}"), client.get("/nothing"), client.get("/app.js")]
+        answers += [client.get("/api/about"), client.post("/api/search", content=b"x"), client.get("/openapi.json")]
+        assert {a.status_code for a in answers} == {401, 200, 404, 415}
+    for answer in answers:
+        policy = answer.headers["content-security-policy"]
+        assert "default-src 'none'" in policy
+        assert "unsafe" not in policy
+        assert "http" not in policy
+        assert answer.headers["x-content-type-options"] == "nosniff"
+        assert answer.headers["referrer-policy"] == "no-referrer"
+        assert answer.headers["x-frame-options"] == "DENY"
+        assert "cache-control" in answer.headers
+        assert "server" not in answer.headers
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/../pyproject.toml",
+        "/..%2f..%2fetc/passwd",
+        "/static/index.html",
+        "/%2e%2e/%2e%2e/etc/passwd",
+        "//etc/passwd",
+        "/etc/passwd",
+        "/app.js/../../service.py",
+        "/service.py",
+    ],
+)
+def test_no_path_leads_to_a_file(server, path):
+    """Sent as it stands, since clients tidy such paths up."""
+    host, port = server.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=10) as connection:
+        connection.sendall(f"GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode())
+        answer = b"".join(iter(lambda: connection.recv(65536), b""))
+    assert b" 404 " in answer.split(b"\r\n")[0]
+    assert b"root:" not in answer
+
+
+def test_only_what_was_indexed_is_shown(index, model, pictures, tmp_path):
+    beside = pictures[0][0].with_name("beside.png")  # a good picture in an indexed folder, and yet not in the index
+    Image.new("RGB", (8, 8)).save(beside)
+    known = str(pictures[0][0])
+    with client_of(index, model) as client:
+        for item in (
+            str(beside),
+            f"{known}/../beside.png",
+            "../" * 9 + "etc/passwd",
+            "/etc/passwd",
+            f"{known}\0.png",
+            "",
+        ):
+            for address in ("/api/picture", "/api/search"):
+                assert client.get(address, params={"id": item}).status_code == 404
+        assert client.get("/api/picture", params={"id": known}).status_code == 200
+    beside.unlink()
+
+
+def test_a_file_that_is_no_picture_any_more_stays_here(tmp_path):
+    secret = tmp_path / "secret.txt"
+    secret.write_text("the secret")
+    swapped, linked, gone = (tmp_path / f"{name}.png" for name in ("swapped", "linked", "gone"))
+    swapped.write_text("the secret")
+    linked.symlink_to(secret)
+    paths = [str(swapped), str(linked), str(gone), str(tmp_path)]
+    index = create_index(tmp_path / "index", dim=2, space="cosine")
+    index.add([[1.0, 0.0]] * 4, paths=paths, labels=[None] * 4)
+    with client_of(index) as client:
+        for path in paths:
+            answer = client.get("/api/picture", params={"id": path})
+            assert answer.status_code == 404
+            assert b"secret" not in answer.content
+
+
+# What comes in.
+
+
+@pytest.mark.parametrize(
+    ("data", "status", "words"),
+    [
+        (png_header(30_000, 30_000), 413, "pixels"),
+        (png_header(2**31 - 1, 2**31 - 1), 413, "pixels"),
+        (png_header(1001, 1000), 413, "1,001 × 1,000"),
+        (GIF_BOMB, 413, "pixels"),
+        (b"P6 50000 50000 255\n" + b"\0" * 100, 413, "pixels"),
+        (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n", 415, "not a picture"),
+        (b"<svg xmlns='http://www.w3.org/2000/svg'/>", 415, "not a picture"),
+        (b"\0" * 1000, 415, "not a picture"),
+        (b"", 400, "no picture"),
+    ],
+)
+def test_bombs_and_strange_files_are_refused_before_they_are_decoded(index, model, monkeypatch, data, status, words):
+    monkeypatch.setattr(serve_pictures, "decode", lambda *_, **__: pytest.fail("it was decoded"))
+    with client_of(index, model, limits=Limits(pixels=1_000_000)) as client:
+        answer = client.post("/api/search", content=data)
+    assert answer.status_code == status
+    assert words in answer.json()["error"]
+
+
+def test_a_jpeg_file_with_endless_passes_is_refused(index, model):
+    data = encoded(Image.new("RGB", (64, 64), "red"), "JPEG", progressive=True)
+    start = data.rindex(b"\xff\xda")
+    scan, end = data[start:-2], data[-2:]
+    with client_of(index, model) as client:
+        assert client.post("/api/search", content=data).status_code == 200
+        answer = client.post("/api/search", content=data[:start] + scan * 200 + end)
+    assert answer.status_code == 400
+    assert "passes" in answer.json()["error"]
+
+
+@pytest.mark.parametrize("kind", ["PNG", "JPEG"])
+def test_a_damaged_picture_is_a_sentence(index, model, kind):
+    noise = Image.frombytes("RGB", (64, 64), os.urandom(64 * 64 * 3))
+    with client_of(index, model) as client:
+        answer = client.post("/api/search", content=encoded(noise, kind)[:2000])
+    assert answer.status_code == 400
+    assert "truncated" in answer.json()["error"] or "decoded" in answer.json()["error"]
+    assert "/" not in answer.json()["error"]  # no path of ours
+
+
+@pytest.mark.parametrize("kind", ["PNG", "JPEG", "GIF", "BMP", "TIFF", "PPM", "WEBP"])
+def test_the_usual_kinds_are_welcome(index, model, kind):
+    if kind == "WEBP" and not features.check("webp"):
+        pytest.skip("Pillow was built without WebP.")
+    with client_of(index, model) as client:
+        data = encoded(Image.new("RGB", (40, 30), "teal"), kind)
+        assert client.post("/api/search", content=data).status_code == 200
+
+
+def test_what_says_it_is_too_large_is_not_read(index, model):
+    with client_of(index, model, limits=Limits(upload_bytes=1000)) as client:
+        answer = client.post("/api/search", content=b"x" * 1001)
+        assert answer.status_code == 413
+        assert "0.000954 MB" in answer.json()["error"]
+
+
+def test_what_says_so_is_answered_at_once(index, model, live):
+    address = live(make_app(index, model, limits=Limits(upload_bytes=1000)))
+    connection = slow_upload(address, b"", of=1001)
+    assert b" 413 " in connection.recv(1000)  # and not 408 when its time is over
+    connection.close()
+
+
+def test_what_turns_out_too_large_is_read_no_further(index, model, live):
+    address = live(make_app(index, model, limits=Limits(upload_bytes=100_000)))
+    sent = 0
+
+    def endless():
+        nonlocal sent
+        while sent < 50_000_000:
+            sent += 10_000
+            yield b"x" * 10_000
+
+    request = urllib.request.Request(f"{address}/api/search", data=endless(), method="POST")
+    with pytest.raises((urllib.error.HTTPError, ConnectionError, urllib.error.URLError)) as caught:
+        urllib.request.urlopen(request, timeout=20)
+    assert getattr(caught.value, "code", 413) == 413
+    assert sent < 40_000_000  # what the sockets hold, and no more
+
+
+def test_all_uploads_together_have_a_limit(index, model, live):
+    """While one client holds most of the room, another is told to come again; then there is room once more."""
+    address = live(make_app(index, model, limits=Limits(uploads_bytes=30_000, upload_seconds=20)))
+    picture = encoded(Image.frombytes("RGB", (64, 64), os.urandom(64 * 64 * 3)), "PNG")
+    held = slow_upload(address, b"x" * 25_000, of=60_000)
+    assert eventually(lambda: post(address, picture)[0] == 503)
+    status, headers = post(address, picture)
+    assert (status, headers["Retry-After"]) == (503, "1")
+    held.close()
+    assert eventually(lambda: post(address, picture)[0] == 200)
+
+
+# Time.
+
+
+def slow_upload(address, data, *, of):
+    """A connection that has sent a part of its picture and waits."""
+    host, port = address.removeprefix("http://").split(":")
+    connection = socket.create_connection((host, int(port)), timeout=20)
+    head = f"POST /api/search HTTP/1.1\r\nHost: localhost\r\nContent-Length: {of}\r\n\r\n"
+    connection.sendall(head.encode() + data)
+    return connection
+
+
+def post(address, data):
+    request = urllib.request.Request(f"{address}/api/search", data=data, method="POST")
+    try:
+        with urllib.request.urlopen(request, timeout=20) as answer:
+            return answer.status, answer.headers
+    except urllib.error.HTTPError as error:
+        return error.code, error.headers
+
+
+def eventually(condition, seconds=10):
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if condition():
+            return True
+        time.sleep(0.02)
+    return False
+
+
+def test_slow_clients_stall_nobody_and_are_shown_out(index, model, pictures, live):
+    address = live(make_app(index, model, limits=Limits(upload_seconds=1.5)))
+    slow = [slow_upload(address, b"\x89PNG", of=5000) for _ in range(50)]
+    silent = [socket.create_connection(("127.0.0.1", int(address.rsplit(":", 1)[1]))) for _ in range(20)]
+    assert post(address, pictures[3][0].read_bytes())[0] == 200
+    for connection in slow:
+        assert b" 408 " in connection.recv(1000)
+        connection.close()
+    for connection in silent:
+        connection.close()
+
+
+class Held:
+    """An index that lets a search wait until it is released."""
+
+    def __init__(self, index):
+        self.index, self.gate, self.asked = index, threading.Event(), 0
+
+    def __getattr__(self, name):
+        return getattr(self.index, name)
+
+    def search(self, *arguments, **options):
+        self.asked += 1
+        self.gate.wait(20)
+        return self.index.search(*arguments, **options)
+
+
+def test_who_comes_when_all_places_are_taken_is_told_when_to_come_again(index, model, live):
+    held = Held(index)
+    address = live(make_app(held, model, limits=Limits(batch=1, waiting=2)))
+    picture = encoded(Image.new("L", (32, 32)), "PNG")
+    with ThreadPoolExecutor(8) as pool:
+        asked = [pool.submit(post, address, picture)]
+        assert eventually(lambda: held.asked == 1)  # it is being answered; two more may wait
+        asked += [pool.submit(post, address, picture) for _ in range(7)]
+        assert eventually(lambda: sum(one.done() for one in asked) >= 5)
+        assert urllib.request.urlopen(f"{address}/api/about", timeout=5).status == 200  # others are served meanwhile
+        held.gate.set()
+        answers = [one.result() for one in asked]
+    codes = sorted(status for status, _ in answers)
+    assert codes == [200] * 3 + [503] * 5
+    assert all(headers["Retry-After"] == "1" for status, headers in answers if status == 503)
+
+
+def test_an_answer_that_takes_too_long_is_given_up(index, model):
+    held = Held(index)
+    with client_of(held, model, limits=Limits(work_seconds=0.2)) as client:
+        answer = client.get("/api/search", params={"id": index.items().ids[0]})
+        held.gate.set()
+    assert answer.status_code == 503
+    assert "too long" in answer.json()["error"]
+
+
+# Who may come in.
+
+
+def test_without_the_token_there_is_nothing_but_the_question_for_it(index):
+    with client_of(index, token=TOKEN) as client:
+        for path in (
+            "/",
+            "/app.js",
+            "/api/about",
+            "/api/map",
+            "/openapi.json",
+            "/docs",
+            "/api/picture?id=x",
+            "/nothing",
+        ):
+            answer = client.get(path)
+            assert answer.status_code == 401
+            assert answer.json() == {"error": "This server asks for a token."}
+            assert answer.headers["www-authenticate"] == "Bearer"
+        page = client.get("/", headers={"accept": "text/html"})
+        assert page.status_code == 401
+        assert "<form" in page.text
+        assert client.get("/style.css").status_code == 200  # what that page looks like
+
+
+@pytest.mark.parametrize("wrong", ["", "x", TOKEN[:-1], TOKEN + "x", TOKEN.upper(), "ü" * 30])
+def test_a_wrong_token_is_refused_however_it_is_given(index, wrong):
+    with client_of(index, token=TOKEN) as client:
+        bearer = client.get("/api/about", headers={"authorization": f"Bearer {wrong}".encode()})
+        assert bearer.status_code == 401
+        assert client.get("/api/about", params={"token": wrong}, follow_redirects=False).status_code == 401
+        assert client.get("/api/about", headers={"cookie": f"nearkin_80={wrong}".encode()}).status_code == 401
+        assert client.get("/api/about", headers={"cookie": f"nearkin_80={TOKEN}".encode()}).status_code == 401
+
+
+def test_the_token_is_taken_from_the_header(index):
+    with client_of(index, token=TOKEN) as client:
+        assert client.get("/api/about", headers={"authorization": f"Bearer {TOKEN}"}).status_code == 200
+
+
+def test_the_token_in_the_address_becomes_a_cookie(index):
+    with client_of(index, token=TOKEN) as client:
+        answer = client.get("/", params={"token": TOKEN, "id": "a&b"}, follow_redirects=False)
+        assert answer.status_code == 303
+        assert answer.headers["location"] == "/?id=a%26b"
+        cookie = answer.headers["set-cookie"]
+        assert "HttpOnly" in cookie
+        assert "SameSite=lax" in cookie
+        assert TOKEN not in cookie
+        assert client.get("/api/about").status_code == 200  # the client has kept the cookie
+
+
+def test_the_way_in_leads_nowhere_else(index):
+    with client_of(index, token=TOKEN) as client:
+        request = client.build_request("GET", "http://testserver//evil.example/", params={"token": TOKEN})
+        answer = client.send(request, follow_redirects=False)
+    assert answer.headers["location"] == "/evil.example/"
+
+
+def test_pages_of_others_may_link_here_and_no_more(index):
+    with client_of(index) as client:
+        headers = {"sec-fetch-site": "cross-site"}
+        assert client.get("/", headers=headers).status_code == 200
+        assert client.get("/api/about", headers=headers).status_code == 403
+        assert client.post("/api/search", headers=headers, content=b"x").status_code == 403
+        assert client.get("/api/about", headers={"sec-fetch-site": "same-origin"}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("127.0.0.1:8000", 200),
+        ("localhost", 200),
+        ("[::1]:80", 200),
+        ("evil.example", 421),
+        ("127.0.0.1.evil.example", 421),
+    ],
+)
+def test_on_the_loopback_only_its_own_names_are_answered(index, host, status):
+    """A page elsewhere can have its name point at 127.0.0.1; the browser then believes they are one."""
+    with client_of(index, hosts=LOOPBACK) as client:
+        assert client.get("/api/about", headers={"host": host}).status_code == status
