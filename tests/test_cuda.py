@@ -25,21 +25,28 @@ def no_sync():
 
 @pytest.mark.parametrize("name", sorted({**nk.LOSSES, **nk.STRATEGIES}))
 def test_a_step_never_waits_for_the_device(name, no_sync):
+    points, labels = torch.randn(24, 16, device="cuda"), torch.arange(24, device="cuda") % 12
+    model = torch.nn.Linear(16, 8).cuda()
     method = nk.method(name, classes=12, dim=8).cuda().train()
-    parameters = [p for group in method.groups(1e-2) for p in group["params"]]
-    optimiser = torch.optim.AdamW(parameters, lr=1e-2, fused=True) if parameters else None
-    rng = torch.Generator("cuda").manual_seed(0)
-    x = torch.randn(24, 8, device="cuda", requires_grad=True)
-    y = torch.arange(24, device="cuda") % 12
+    method.bind(model)
+
+    def embed(index=None, *, augment=False):  # noqa: ARG001
+        with torch.no_grad():
+            return model(points if index is None else points[index])
+
+    method.at_check(model, embed, labels)
+    groups = [{"params": list(model.parameters()), "lr": 1e-2}, *method.groups(1e-2)]
+    optimiser = torch.optim.AdamW(groups, fused=True)
+    rng, index = torch.Generator("cuda").manual_seed(0), torch.arange(24, device="cuda")
     for warm in (True, False):
         if not warm:
             no_sync()
-        step = Step(x, y, rng=rng)
+        step = Step(model(points), labels, model=model, images=points, index=index, rng=rng)
         loss = method.loss(step)
         loss.backward()
-        if optimiser is not None:
-            optimiser.step()
-            optimiser.zero_grad()
+        method.after_backward(model)
+        optimiser.step()
+        optimiser.zero_grad()
         method.after_step(step)
     torch.cuda.set_sync_debug_mode("default")
     assert loss.isfinite()
@@ -63,6 +70,7 @@ def test_metrics_agree_with_the_cpu():
     assert dict(there) == pytest.approx(dict(here), abs=0.05)
 
 
+@pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores")  # the compiler's advice, which is not taken
 @pytest.mark.parametrize("compiled", [False, True])
 def test_training_is_interrupted_and_resumes(tmp_path, monkeypatch, compiled):
     settings = {"data": "glyphs(classes=48, samples=6)", "epochs": 3, "batch": 24, "dim": 16, "device": "cuda"}
