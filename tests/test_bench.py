@@ -2,6 +2,8 @@
 
 import json
 import os
+import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -9,13 +11,16 @@ import time
 from pathlib import Path
 
 import pytest
+import typer
 
 import nearkin as nk
 from nearkin import bench as module
 from nearkin.bench import bench, board
 from nearkin.budget import Clock, seconds_of
+from nearkin.cli import app
 from nearkin.errors import NearkinError
 from nearkin.evaluate.metrics import by_class
+from nearkin.report import docs
 from nearkin.report.progress import Reporter
 from nearkin.results import append_result, merge, query_file, read_queries, read_results
 from nearkin.runs import RunFolder, read_json, write_json
@@ -159,9 +164,9 @@ def test_the_package_has_a_suite_for_every_table():
     wanted |= {"vcpa_glyphs", "vcpa_lite0"}
     wanted |= {f"proxy_isa_table{n}" for n in range(1, 5)} | {f"ccp_table{n}" for n in range(2, 5)}
     wanted |= {f"mpa_table{n}" for n in range(4, 9)} | {"smoke", "cub_lite0"}
-    wanted |= {f"profs_{name}" for name in ("table1", "fig1", "lite0")}
+    wanted |= {f"profs_{name}" for name in ("table1", "fig1", "glyphs", "lite0")}
     wanted |= {f"proxy_isa_{name}" for name in ("fig9", "fig10a", "fig10b", "fig11", "lite0")}
-    wanted |= {f"ccp_fig{n}" for n in range(4, 8)} | {"ccp_lite0"}
+    wanted |= {f"ccp_fig{n}" for n in range(4, 9)} | {"ccp_lite0"}
     assert set(suite_names()) == wanted
     project = FOLDER.parents[2] / "pyproject.toml"
     if project.exists():
@@ -283,6 +288,7 @@ def test_seeds_come_first(tmp_path):
         expand(load_suite(written(tmp_path)), seeds=[1, 1])
     with pytest.raises(NearkinError, match=r"no row 'C3'.*'C2'"):
         expand(load_suite(written(tmp_path)), rows=["C3"])
+    assert list(expand(load_suite(written(tmp_path)), rows=["C2"]).suite.rows) == ["C2"]
 
 
 def test_settings_for_all_rows_beat_the_suite_but_do_not_melt_its_rows(tmp_path):
@@ -537,3 +543,34 @@ def test_results_of_two_machines_are_merged(tmp_path):
 
 def test_a_suite_file_is_no_python(tmp_path):
     assert all(path.suffix in (".toml", ".py") or path.is_dir() for path in Path(FOLDER).iterdir())
+
+
+# The page about it.
+
+PAGE = (Path(nk.__file__).parents[2] / "docs" / "benchmark.md").read_text()
+
+
+def test_the_page_lists_the_suites():
+    assert docs.fill(PAGE, "suites", docs.suites_table()) == PAGE, "run python -m nearkin.report.docs"
+
+
+def test_the_suite_on_the_page_is_one(tmp_path):
+    (block,) = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
+    sheet = expand(load_suite(written(tmp_path, block, "mine")))
+    assert len(sheet.cells) == 3 * 3
+    assert not sheet.missing
+    assert sheet.suite.figure.x == "margin"
+
+
+def test_the_commands_on_the_page_are_understood():
+    blocks = re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL)
+    lines = [shlex.split(line) for block in blocks for line in block.splitlines()]
+    commands = typer.main.get_command(app).commands
+    assert {words[1] for words in lines} == {"bench", "merge", "report", "train"}
+    for program, name, *words in lines:
+        assert program == "nearkin"
+        given = commands[name].make_context(name, list(words)).params  # an unknown option is an error here
+        if given.get("suite"):
+            suite = load_suite(given["suite"])
+            assert {text.split(":")[0] for text in given["data"] or ()} <= set(suite.parts)
+            assert set(given["rows"] or ()) <= set(suite.rows)

@@ -7,15 +7,20 @@ import sys
 
 import pytest
 import torch
+from made import make_images
 
 import nearkin as nk
 from nearkin.bench import bench
 from nearkin.cv import cross_validate, score_rows
 from nearkin.evaluate import evaluate
+from nearkin.gather import gather
+from nearkin.index import open_index
+from nearkin.indexing import index_images
 from nearkin.measure import measure_run
 from nearkin.model import fingerprint
 from nearkin.results import query_file, read_queries
 from nearkin.runs import RunFolder, read_json, read_tensors, write_json
+from nearkin.search import model_of, search_images
 
 DATA = "glyphs(classes=48, samples=6)"
 TINY = {"data": DATA, "epochs": 2, "batch": 12, "dim": 8, "device": "cpu", "method": "contrastive(negative=1)"}
@@ -76,6 +81,23 @@ def test_all_models_load_as_one(done):
     torch.testing.assert_close(x, both / both.norm(dim=1, keepdim=True).clamp_min(1))
     assert torch.equal(x, nk.load(run.path, device="cpu").embed(test.sources))
     assert fingerprint(run.path) not in {fingerprint(part.path) for part in run.parts()}
+
+
+def test_all_models_search_as_one(done, tmp_path):
+    """Hits are the nearest by the embeddings side by side, as points of the ball."""
+    (run,) = done.runs
+    make_images(tmp_path / "images", classes=4, each=3)
+    found = gather([tmp_path / "images"])
+    index_images(run.path, found, tmp_path / "index", device="cpu")
+    with open_index(tmp_path / "index") as index:
+        assert index.dim == 24
+        answers, bad = search_images(index, model_of(index, device="cpu"), found, k=3)
+    paths = [image.path for image in found]
+    both = torch.cat([nk.load(part.path, device="cpu").embed(paths) for part in run.parts()], 1)
+    points = both / both.norm(dim=1, keepdim=True).clamp_min(1)
+    near = torch.cdist(points, points).fill_diagonal_(torch.inf).argsort(dim=1)[:, :3]
+    assert bad == []
+    assert [[hit.id for hit in answer.hits] for answer in answers] == [[paths[j] for j in row] for row in near.tolist()]
 
 
 def test_what_was_measured_is_measured_again(done):

@@ -1,12 +1,14 @@
 """The geometry of runs before and after training, and the steps of CCP's sub-problems."""
 
+from itertools import pairwise
+
 import pytest
 from PIL import Image
 
 import nearkin as nk
 from nearkin.measure import embed_test, untrained
-from nearkin.report.geometry import draw_sub_problems, geometry_rows, sub_problems
-from nearkin.runs import RunFolder, read_json
+from nearkin.report.geometry import _edges, draw_sub_problems, geometry_rows, sub_problems
+from nearkin.runs import RunFolder, read_json, read_tensors
 
 SETTINGS = {
     "data": "glyphs(classes=48, samples=6)",
@@ -56,6 +58,24 @@ def test_sub_problems_are_read_from_the_log(run, tmp_path):
         assert picture.size[0] > 400
 
 
+def test_sub_problems_of_so_many_checks_need_no_scores(tmp_path):
+    method = "ccp(contrastive(negative=1), per_class=2, pool=3, every=3)"
+    run = nk.train(**{**SETTINGS, "method": method, "select": "last"}, out=tmp_path / "run")
+    steps = read_json(run.result)["steps"]
+    assert sub_problems(run.path) == [6] * (steps // 6)
+    assert steps >= 12
+    assert int(read_tensors(run.checkpoint)[0]["method.problems"]) == steps // 6
+
+
 def test_a_method_without_sub_problems_has_none(tmp_path):
     other = {**SETTINGS, "method": "proxy(contrastive(negative=1))", "epochs": 1}
     assert sub_problems(nk.train(**other, out=tmp_path / "run").path) == []
+
+
+@pytest.mark.parametrize("lengths", [[100], [100, 100, 125, 300], [25 * n for n in (4, 5, 9, 40, 41, 260)]])
+def test_bars_hold_all_lengths_and_none_lies_on_an_edge(lengths):
+    edges = _edges(lengths)
+    assert edges[0] < min(lengths) <= max(lengths) < edges[-1]
+    assert not set(lengths) & set(edges)
+    assert len(edges) <= 31
+    assert len({round(b - a, 6) for a, b in pairwise(edges)}) == 1

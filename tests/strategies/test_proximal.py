@@ -112,6 +112,22 @@ def test_a_loaded_anchor_pulls_as_the_saved_one():
     assert all(torch.equal(gradients(model)[name], want[name]) for name in want)
 
 
+def test_copies_of_both_go_on_by_themselves():
+    """What is remembered of the model it was bound to is never taken for another model's."""
+    model, anchor = bound()
+    other, again = copy.deepcopy(model), copy.deepcopy(anchor)
+    with torch.no_grad():
+        for p in other.parameters():
+            p += 1.0
+    for net, kept in ((other, again), (other, anchor), (model, again)):
+        backward(net)
+        plain = gradients(net)
+        kept.pull(net, 0.5)
+        for name, p in net.named_parameters():
+            home = anchor.state_dict()["at/" + name.replace(".", "/")]
+            torch.testing.assert_close(p.grad, plain[name] + 0.5 * (p.detach() - home))
+
+
 def test_lower_precision_leaves_the_anchor():
     _, anchor = bound()
     before = copy.deepcopy(anchor.state_dict())

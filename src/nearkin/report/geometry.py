@@ -1,5 +1,6 @@
 """The geometry of finished runs: how classes lie before and after training, and how long CCP's sub-problems were."""
 
+import math
 import statistics
 from collections.abc import Sequence
 from itertools import pairwise
@@ -42,14 +43,15 @@ def sub_problems(run: str | Path) -> list[int]:
     folder = RunFolder(run)
     if parts := folder.parts():
         return [length for part in parts for length in sub_problems(part.path)]
-    known = method(read_json(folder.config)["plan"]["method"], classes=2, dim=2)
+    config = read_json(folder.config)
+    known = method(config["plan"]["method"], classes=2, dim=2)
     if not isinstance(known, CCP):
         return []
+    if known.every:  # by count, so that there need be no scores in the log
+        length = known.every * config["resolved"]["check_every"]
+        return [length] * (read_json(folder.result)["steps"] // length)
     checks = [event for event in folder.events() if event["event"] == "check"]
-    if known.every:
-        over = list(range(known.every, len(checks) + 1, known.every))
-    else:
-        over = ends([check["score"] for check in checks], known.patience)
+    over = ends([check["score"] for check in checks], known.patience)
     steps = [0, *(checks[number - 1]["step"] for number in over)]
     return [after - before for before, after in pairwise(steps)]
 
@@ -58,14 +60,25 @@ def draw_sub_problems(lengths: Sequence[int], out: Path) -> str:
     """Write the histogram of steps per sub-problem, and say it in a sentence."""
     from matplotlib import rc_context
     from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
 
     with rc_context(STYLE):
         figure = Figure(figsize=(4.4, 2.9), layout="constrained")
         plot = figure.subplots()
-        plot.hist(lengths, bins=min(30, max(5, len(set(lengths)))), color=PALETTE[0])
+        plot.hist(lengths, bins=_edges(lengths), color=PALETTE[0], edgecolor="white", linewidth=0.8)
+        for axis in (plot.xaxis, plot.yaxis):
+            axis.set_major_locator(MaxNLocator(nbins="auto", integer=True))
         plot.set_xlabel("steps of a sub-problem")
         plot.set_ylabel("sub-problems")
     with whole_file(out) as temporary:
         temporary.write_bytes(rendered(figure, "png"))
     middle = statistics.median(lengths)
     return f"{len(lengths)} sub-problems of {min(lengths)} to {max(lengths)} steps, the median {middle:g}: {out}"
+
+
+def _edges(lengths: Sequence[int], most: int = 30) -> list[float]:
+    """Edges of bars about the lengths, which are multiples of the steps between checks: none falls on an edge."""
+    unit = math.gcd(*lengths)
+    width = unit * max(1, math.ceil((max(lengths) - min(lengths) + unit) / (most * unit)))
+    bars = (max(lengths) - min(lengths)) // width + 1
+    return [min(lengths) - unit / 2 + width * number for number in range(bars + 1)]

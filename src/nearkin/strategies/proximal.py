@@ -13,11 +13,17 @@ from nearkin.similarity import at_least_float32, never_lower
 class Anchor(nn.Module):
     """A copy θ* of a model's trainable weights, in buffers: bound once, before anything is loaded."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        # In a tuple, which a module does not take for a part of itself: the model and where its parameters are kept.
+        self.bound: tuple[nn.Module, list[tuple[nn.Parameter, str]]] | None = None
+
     def bind(self, model: nn.Module) -> None:
         """Keep a copy of every trainable parameter."""
         for name, parameter in model.named_parameters():
             if parameter.requires_grad:
                 self.register_buffer(_key(name), at_least_float32(parameter.detach()).clone())
+        self.bound = model, self._places(model)
 
     @torch.no_grad()
     def pull(self, model: nn.Module, weight: float | Tensor) -> None:
@@ -38,11 +44,14 @@ class Anchor(nn.Module):
     def _pairs(self, model: nn.Module, wanted: Callable[[nn.Parameter], bool]) -> tuple[list[Tensor], list[Tensor]]:
         if not self._buffers:
             raise NearkinError("The proximal term has no anchor: call method.bind(model) before the first step.")
-        kept = self._buffers
-        pairs = [
-            (p, b) for name, p in model.named_parameters() if wanted(p) and (b := kept.get(_key(name))) is not None
-        ]
-        return [p for p, _ in pairs], [b for _, b in pairs]
+        # Found once: to walk through all modules in every step is what the host would spend most of the pull on.
+        known = self.bound[1] if self.bound and self.bound[0] is model else self._places(model)
+        pairs = [(p, kept) for p, key in known if wanted(p) and (kept := self._buffers[key]) is not None]
+        return [p for p, _ in pairs], [kept for _, kept in pairs]
+
+    def _places(self, model: nn.Module) -> list[tuple[nn.Parameter, str]]:
+        """The parameters of a model that are kept, each with the name of its buffer."""
+        return [(p, key) for name, p in model.named_parameters() if (key := _key(name)) in self._buffers]
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
         return super()._apply(never_lower(fn), recurse)  # type: ignore[no-untyped-call]
