@@ -37,6 +37,7 @@ class Board:
     failed: Mapping[str, str]  # run id → sentence
     without_data: tuple[str, ...]  # data sets whose path was not given
     stopped: str  # why before the end; empty: it was not
+    out: Path | None = None  # where the values of each query lie, below queries/; None: nowhere
 
 
 def bench(
@@ -82,7 +83,7 @@ def bench(
     if failed and not any(cell.id in runner.results for cell in sheet.cells):
         raise NearkinError(f"No run of {sheet.suite.name} could be made. The first says: {next(iter(failed.values()))}")
     without = tuple(name for name in sheet.suite.parts if name not in places)
-    return Board(sheet, runner.results, failed, without, stopped)
+    return Board(sheet, runner.results, failed, without, stopped, runner.out)
 
 
 def board(
@@ -95,7 +96,7 @@ def board(
 ) -> Board:
     """How a suite stands by its results so far; nothing is run."""
     sheet = expand(load_suite(suite), seeds=seeds, rows=rows, settings=settings)
-    return Board(sheet, read_results(Path(out) / "results.jsonl"), {}, (), "")
+    return Board(sheet, read_results(Path(out) / "results.jsonl"), {}, (), "", Path(out))
 
 
 class _Runner:

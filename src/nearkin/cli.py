@@ -161,7 +161,7 @@ def bench(
     seeds: Annotated[
         str | None, typer.Option(help="How many seeds (3) or which (0,1,2); default: the suite's.")
     ] = None,
-    rows: Annotated[list[str] | None, typer.Option(help="Only this row; repeatable.")] = None,
+    rows: Annotated[list[str] | None, typer.Option(help="Run and show only this row; repeatable.")] = None,
     budget: Annotated[str | None, typer.Option(help="Stop cleanly after this time, as 25m or 2h.")] = None,
     out: Annotated[Path, typer.Option(help="Folder of runs and results.jsonl.")] = Path("bench"),
     show: Annotated[bool, typer.Option("--show", help="Only show what is finished; run nothing.")] = False,
@@ -200,7 +200,7 @@ def bench(
         Console().print(terminal(tables))
     else:
         print(markdown(tables) if form == "markdown" else latex(tables))
-    if written := write_suite(found, out):
+    if not rows and (written := write_suite(found, out)):  # some rows are not the suite's table
         reporter.note(f"Written: {', '.join(map(str, written))}")
 
 

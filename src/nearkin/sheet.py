@@ -55,12 +55,13 @@ def expand(
     rows: Sequence[str] | None = None,
     settings: Mapping[str, Any] | None = None,
 ) -> Sheet:
-    """The runs of a suite, seeds first; `settings` (fields of Plan) are for all rows and beat the suite's own."""
+    """The runs of a suite, or of some of its rows, seeds first; `settings` (fields of Plan) beat the suite's own."""
     overrides = dict(settings or {})
     numbers = tuple(seeds) if isinstance(seeds, Sequence) else tuple(range(suite.seeds if seeds is None else seeds))
     if not numbers or len(set(numbers)) < len(numbers):
         raise NearkinError(f"Seeds are different whole numbers, at least one, not {seeds!r}.")
     chosen = _chosen(suite, rows)
+    suite = dataclasses.replace(suite, rows={row.name: row for row in chosen})
     missing = {row.name: name for row in chosen if (name := _missing(row))}
     there = [row for row in chosen if row.name not in missing]
     wanted = [(row, part) for part in suite.parts.values() for row in there if part.name in row.methods]

@@ -4,12 +4,15 @@ import dataclasses
 import re
 
 import pytest
+import torch
 from rich.console import Console
 from scipy import stats
 
 from nearkin.bench import Board
+from nearkin.evaluate.statistics import holm, paired_bootstrap
 from nearkin.report.benchmarks import suite_tables
-from nearkin.report.formats import latex, markdown, terminal
+from nearkin.report.formats import latex, markdown, p_words, terminal
+from nearkin.results import Queries, query_file, write_queries
 from nearkin.sheet import expand
 from nearkin.suites import load_suite
 
@@ -133,7 +136,7 @@ def test_papers_numbers_stand_beside_ours_with_their_network(table):
     assert rows["One seed"]["R@1 ours"] == "70.00"
     assert rows["Failing"]["R@1 ours"] == rows["Absent"]["R@1 ours"] == "–"
     assert (rows["PA"]["seeds"], rows["One seed"]["seeds"]) == ("4", "1")
-    assert rows["PA"]["time"] == "1.9 min"  # (100 + 3 · 120) / 4 seconds
+    assert rows["PA"]["time"] == "2.0 min"  # the median of 100, 120, 120, 120 seconds
     assert rows["Untrained"]["R@1 ours"] == "12.50 ± 0.00 ↓"
 
 
@@ -161,6 +164,45 @@ def test_one_seed_gives_no_marks_and_no_claims(tmp_path):
     assert not any(re.search("[↑↓]", cell) for row in table.cells for cell in row)
     assert not any("t-test" in note for note in table.notes)
     assert {row["MAP@R less PA"] for row in rows_of(table).values()} == {"–"}
+
+
+def test_one_seed_in_common_compares_the_models_over_classes(tmp_path):
+    board = made(tmp_path, r1={"PA": [60.0], "Worse": [50.0], "Same": [59.9]}, out=tmp_path)
+    rng = torch.Generator().manual_seed(0)
+    labels = torch.arange(20).repeat_interleave(6)
+    values = {}
+    for row, mean in (("PA", 20.0), ("Worse", 10.0), ("Same", 20.2)):
+        cell = next(c for c in board.sheet.cells if (c.row, c.data, c.seed) == (row, "cub", 0))
+        values[row] = mean + torch.randn(120, generator=rng)
+        write_queries(query_file(tmp_path, cell.id), Queries(labels, {"MAP@R": values[row]}))
+    table = suite_tables(board)[0]
+    tests = [paired_bootstrap(values[row], values["PA"], groups=labels) for row in ("Same", "Worse")]
+    for row, test, p in zip(("Same", "Worse"), tests, holm([t.p for t in tests]), strict=True):
+        expected = f"{test.difference:+.2f} (models: p {p_words(p)})".replace("-", "−")
+        assert rows_of(table)[row]["MAP@R less PA"] == expected
+    assert p_words(tests[1].p) == "< 0.001"
+    assert not any(re.search("[↑↓]", cell) for row in table.cells for cell in row)
+    assert any("speaks about these models, not about the methods" in note for note in table.notes)
+
+
+def test_without_its_baseline_no_row_is_tested_and_that_is_said(tmp_path):
+    table = suite_tables(made(tmp_path, r1={"Worse": [60.1, 60.4], "Same": [66.3, 66.1]}))[0]
+    assert "The baseline PA is not measured: no row is tested." in table.notes
+    assert not any("less PA" in name for name in table.header)
+
+
+def test_settings_that_decide_nothing_are_not_called_a_change(tmp_path):
+    table = suite_tables(made(tmp_path, settings={"device": "cpu", "compile": True, "tensorboard": True}))[0]
+    assert not any("Changed for all rows" in note for note in table.notes)
+
+
+def test_names_of_rows_stay_whole_in_a_narrow_terminal(table):
+    console = Console(width=80)
+    with console.capture() as captured:
+        console.print(terminal([table]))
+    lines = captured.get().splitlines()
+    for row in table.cells:
+        assert any(line.startswith(row[0]) for line in lines), row[0]
 
 
 def test_everything_one_has_to_know_is_said(table):

@@ -157,6 +157,14 @@ def test_the_command_writes_and_says_where(tmp_path, monkeypatch, capsys):
     for name in ("proxies.md", "proxies-cub.png", "proxies-cub.svg"):
         assert str(tmp_path / "out" / name) in said.err
         assert (tmp_path / "out" / name).exists()
+    before = (tmp_path / "out" / "proxies.md").read_text()
+    row = next(iter(made.sheet.suite.rows))
+    monkeypatch.setattr(sys, "argv", [*words, "--rows", row, "--format", "markdown"])
+    with pytest.raises(SystemExit):
+        main()
+    names = {line.split(" | ")[0][2:] for line in capsys.readouterr().out.splitlines() if line.startswith("| ")}
+    assert names == {"", "---", row}
+    assert (tmp_path / "out" / "proxies.md").read_text() == before  # some rows do not replace the suite's table
 
 
 def test_nothing_finished_and_nothing_is_written(tmp_path):

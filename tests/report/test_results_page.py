@@ -8,13 +8,14 @@ from scipy import stats
 
 import nearkin
 from nearkin.bench import Board
-from nearkin.report.claims import CLAIMS, Claim
-from nearkin.report.results_page import CLAIMED_ON, boards, changed_settings, check_claims, main, results_page
+from nearkin.evaluate.statistics import Comparison
+from nearkin.report.claims import CLAIMS, Claim, Outcome, check_claim, in_words, pairs
+from nearkin.report.results_page import boards, changed_settings, main, results_page
 from nearkin.sheet import expand
-from nearkin.strategies import STRATEGIES
 from nearkin.suites import load_suite
 
 ROOT = Path(nearkin.__file__).parents[2]
+EVERY = "cub_lite0"  # the suite with all methods
 
 
 def line(cell, scores, **more):
@@ -27,7 +28,7 @@ def line(cell, scores, **more):
     return json.dumps(record | more) + "\n"
 
 
-def fill(folder, suite, values, *, settings=None, metrics=("R@1", "MAP@R"), file="results.jsonl", data=None):
+def fill(folder, suite, values, *, settings=None, metrics=("R@1", "MAP@R"), file="results.jsonl", data=None, more=None):
     """Results of rows (row → scores by seed) as a suite's file."""
     seeds = max(len(v) for v in values.values())
     sheet = expand(load_suite(suite), seeds=seeds, settings=settings)
@@ -37,7 +38,9 @@ def fill(folder, suite, values, *, settings=None, metrics=("R@1", "MAP@R"), file
         for cell in sheet.cells:
             own = values.get(cell.row, ())
             if cell.seed < len(own) and data in (None, cell.data):
-                out.write(line(cell, {m: own[cell.seed] - (40 if m == "MAP@R" else 0) for m in metrics}))
+                out.write(
+                    line(cell, {m: own[cell.seed] - (40 if m == "MAP@R" else 0) for m in metrics}, **(more or {}))
+                )
     return sheet
 
 
@@ -54,33 +57,77 @@ CUB = {
 
 @pytest.fixture
 def page(tmp_path):
-    fill(tmp_path, CLAIMED_ON, CUB)
+    fill(tmp_path, EVERY, CUB)
     return results_page(tmp_path)
 
 
 def rows(page):
-    lines = [x for x in page.splitlines() if x.startswith("| ")]
-    return {cells[1].strip(): [c.strip() for c in cells[2:-1]] for cells in (x.split("|") for x in lines)}
+    """The first table of a text: row → column → cell."""
+    lines = page[page.index("\n| ") :].split("\n\n")[0].strip().splitlines()
+    header, _, *cells = [[c.strip() for c in x.split("|")[1:-1]] for x in lines]
+    return {row[0]: dict(zip(header, row, strict=True)) for row in cells}
+
+
+def section(page, title):
+    """From a heading to the next one like it."""
+    return page[page.index(f"\n## {title}") :].split("\n## ")[1]
 
 
 def test_the_table_is_sorted_and_marked_and_timed(page):
-    found = rows(page)
-    names = [name for name in found if name and name != "---"]
-    assert names[:6] == [
-        "mpa, K = 10", "mpa_dw, K = 10", "proxy_anchor", "soft_triple, K = 10", "mpa_ap, K = 10", "contrastive, C1",
-    ]  # fmt: skip
-    header = found[""]
-    row = dict(zip(header, found["mpa, K = 10"], strict=True))
-    assert row["R@1"] == "68.10 ± 0.14 ↑"
-    assert row["seeds"] == "4"
-    assert row["time"] == "75 s"
+    for found in (rows(section(page, "Every method on cub with lite0")), rows(section(page, "Every method on CUB"))):
+        assert list(found) == [
+            "mpa, K = 10", "mpa_dw, K = 10", "proxy_anchor", "soft_triple, K = 10", "mpa_ap, K = 10", "contrastive, C1",
+        ]  # fmt: skip
+        row = found["mpa, K = 10"]
+        assert row["R@1"] == "68.10 ± 0.14 ↑"
+        assert row["seeds"] == "4"
+        assert row["time"] == "75 s"
+        assert found["mpa_ap, K = 10"]["R@1"].endswith("↓")
+        assert "↑" not in "".join(found["mpa_dw, K = 10"].values())
     assert row["images/s"] == "8,000"
-    assert dict(zip(header, found["mpa_ap, K = 10"], strict=True))["R@1"].endswith("↓")
-    assert "↑" not in "".join(found["mpa_dw, K = 10"])
-    assert "paired t-test over shared seeds, with Holm's correction" in page
+    assert page.count("by a paired t-test over shared seeds, with Holm's correction") == 2
+
+
+def test_the_table_over_all_suites_names_their_settings_and_their_own_baselines(tmp_path):
+    fill(tmp_path, EVERY, {"proxy_anchor": ANCHOR[:3], "mpa, K = 10": (68.0, 68.5, 67.9)})
+    pa, vcpa = (67.0, 67.4, 66.9), (69.0, 69.5, 68.8)
+    fill(tmp_path, "vcpa_lite0", {"PA": pa, "VCPA, tau 0.01": vcpa, "VCPA, tau 0.001": vcpa[:2]})
+    text = section(results_page(tmp_path), "Every method on cub with lite0")
+    found = rows(text)
+    assert list(found) == ["VCPA, tau 0.001", "VCPA, tau 0.01", "mpa, K = 10", "PA", "proxy_anchor"]
+    assert found["PA"]["suite"] == "vcpa_lite0"
+    assert found["PA"]["setting"] == "512-d, batch 180, 60 epochs"
+    assert found["proxy_anchor"]["setting"] == "512-d, batch 180, 30 epochs"
+    assert found["PA"]["MAP@R less its baseline"] == found["proxy_anchor"]["MAP@R less its baseline"] == "the baseline"
+    raw = stats.ttest_rel(vcpa, pa).pvalue, stats.ttest_rel(vcpa[:2], pa[:2]).pvalue
+    p = min(1.0, 2 * min(raw)) if raw[0] < raw[1] else max(raw[0], 2 * raw[1])
+    assert found["VCPA, tau 0.01"]["MAP@R less its baseline"].startswith(f"+2.00 (p {p:.3f}, d ")
+    assert found["PA"]["P@R"] == "–"
+    assert {row["epoch"] for row in found.values()} == {"the last epoch"}
+    assert "Fewer than 3 seeds so far: VCPA, tau 0.001 (vcpa_lite0)." in text
+    missing = next(x for x in text.splitlines() if x.startswith("- Not measured yet: "))
+    assert "triplet" in missing
+    assert not {"proxy_anchor", "vcpa", "mpa"} & set(missing.removesuffix(".").split(": ")[1].split(", "))
+
+
+def test_a_run_that_two_suites_share_is_one_row(tmp_path):
+    fill(tmp_path, "proxy_isa_lite0", {"Proxy-ISA, fair": ANCHOR})
+    path = tmp_path / "mpa_table7" / "r.jsonl"
+    path.parent.mkdir()
+    path.write_text((tmp_path / "proxy_isa_lite0" / "results.jsonl").read_text())
+    text = results_page(tmp_path)
+    assert list(rows(section(text, "Every method on cub with lite0"))) == ["Proxy-ISA, fair"]
+    assert "no row of a suite any more" not in text  # they are rows of the other suite
+
+
+def test_an_epoch_chosen_on_test_is_said_in_its_row(tmp_path):
+    fill(tmp_path, "profs_lite0", {"C-PROFS": ANCHOR}, more={"select": "test"})
+    text = section(results_page(tmp_path), "Every method on cub with lite0")
+    assert rows(text)["C-PROFS"]["epoch"] == "the best ON THE TEST SET"
 
 
 def test_honesty_lines_and_what_is_missing(page):
+    page = section(page, "Every method on CUB")
     assert "`nearkin bench cub_lite0 --data cub:PATH --seeds 0,1,2,3`" in page
     assert "Ours: lite0 (default weights); 224 px; 512-d" in page
     assert "What chose our epoch: the last epoch." in page
@@ -90,79 +137,144 @@ def test_honesty_lines_and_what_is_missing(page):
     assert "proxy_anchor" not in missing
     assert "| triplet, all |" not in page
     assert "triplet, all: CCP's margin" not in page
-    assert page.count("## Every method on CUB") == 1
     assert "### On cub\n" in page
 
 
-def test_claims_are_tested_and_put_into_words(page, tmp_path):
-    text = page[page.index("## Which of the papers' claims") : page.index("## Every method")]
-    lines = {x.split(": ")[0]: x for x in text.splitlines() if x.startswith("  - ")}
-
-    def said(row, base):
-        return next(x for x in lines.values() if f"({row} against {base}, " in x)
-
-    assert ": holds here (p " in said("mpa, K = 10", "proxy_anchor")
-    assert ": no difference seen (p " in said("mpa_dw, K = 10", "proxy_anchor")
-    assert ": the opposite (p < 0.001; −5.93" in said("mpa_ap, K = 10", "proxy_anchor")
-    assert ": holds here" in said("mpa_dw, K = 10", "soft_triple, K = 10")
-    assert "4 seeds" in said("mpa, K = 10", "proxy_anchor")
-    for paper in ("VCPA", "Proxy-ISA", "CCP", "PROFS"):
-        own = text[text.index(f"**{paper}**") :].split("- **")[0]
-        assert "not measured." in own
+# Claims.
 
 
-def test_p_values_are_holms_over_all_claims(tmp_path):
-    fill(tmp_path, CLAIMED_ON, CUB)
-    (found,) = boards(tmp_path)
-    tested = check_claims(found.board)
-    raw = {}
-    for t in tested:
-        if t.test is not None:
-            raw[t.row, t.base] = stats.ttest_rel(CUB[t.row], CUB[t.base]).pvalue
-    assert len(raw) == 6
-    ordered, largest = sorted(raw, key=raw.get), 0.0
-    for place, pair in enumerate(ordered):
-        largest = max(largest, raw[pair] * (6 - place))
-        p = next(t.test.p for t in tested if (t.row, t.base) == pair)
-        assert p == pytest.approx(min(1.0, largest))
+def claims_of(page):
+    """Claim → its verdict and the sentences below it."""
+    found = {}
+    for text in section(page, "Which of the papers' claims").split("\n  - ")[1:]:
+        head, *sentences = text.split("\n    - ")
+        words, verdict = head.split("\n- **")[0].rstrip(".").split("**")[:2]
+        found[words.split("”")[0][1:]] = verdict, [x.split("\n")[0] for x in sentences]
+    return found
+
+
+def test_claims_are_tested_and_put_into_words(page):
+    found = claims_of(page)
+    assert set(found) == {claim.words for claim in CLAIMS}
+    verdict, (sentence,) = found["MPA is above Proxy-Anchor"]
+    assert verdict == "holds here"
+    low, high = stats.ttest_rel(CUB["mpa, K = 10"], ANCHOR).confidence_interval()
+    assert sentence.startswith("mpa, K = 10 against proxy_anchor (cub_lite0, cub): +2.00 ")
+    assert f"(95 % {low:+.2f} to {high:+.2f}, p < 0.001, " in sentence
+    assert sentence.endswith("4 seeds): holds here.")
+    assert found["MPA-DW is above Proxy-Anchor"][0] == "no difference seen"
+    assert found["MPA-AP is above Proxy-Anchor"][0] == "the opposite is seen"
+    assert found["MPA-DW is above SoftTriple"][0] == "holds here"
+    for words in ("VCPA is above Proxy-Anchor", "Proxy-ISA is above Proxy-Anchor"):
+        assert found[words] == ("not measured yet", [])
+
+
+def test_with_no_results_every_claim_is_said_not_to_be_measured(tmp_path):
+    found = claims_of(results_page(tmp_path))
+    assert set(found) == {claim.words for claim in CLAIMS}
+    assert all(said == ("not measured yet", []) for said in found.values())
+
+
+def measured(folder):
+    return [found.board for found in boards(folder)]
+
+
+def test_p_values_are_holms_over_the_pairs_of_a_claim(tmp_path):
+    pa, one, other = (66.0, 66.4, 65.8), (67.0, 67.1, 66.8), (66.1, 66.6, 65.7)
+    fill(tmp_path, "vcpa_lite0", {"PA": pa, "VCPA, tau 0.01": one, "VCPA, batch positives": other})
+    tested = {t.row: t.test.p for t in check_claim(CLAIMS[0], measured(tmp_path))}
+    raw = stats.ttest_rel(one, pa).pvalue, stats.ttest_rel(other, pa).pvalue
+    assert raw[0] < raw[1]
+    assert tested == pytest.approx({"VCPA, tau 0.01": 2 * raw[0], "VCPA, batch positives": max(raw[1], 2 * raw[0])})
+
+
+def test_a_claim_is_tested_in_every_suite_and_on_like_settings_only(tmp_path):
+    isa = dict.fromkeys(load_suite("proxy_isa_lite0").rows, ANCHOR)
+    fill(tmp_path, "proxy_isa_lite0", isa)
+    fill(tmp_path, EVERY, {"proxy_anchor": ANCHOR, "proxy_isa": (67.0, 67.5, 66.6, 67.0)})
+    claim = next(c for c in CLAIMS if c.method == "proxy_isa")
+    tested = check_claim(claim, measured(tmp_path))
+    assert {(t.suite, t.row, t.base) for t in tested} == {
+        (EVERY, "proxy_isa", "proxy_anchor"),
+        ("proxy_isa_lite0", "Proxy-ISA, fair", "Proxy-Anchor, fair"),
+        ("proxy_isa_lite0", "Proxy-ISA, exceptional", "Proxy-Anchor, exceptional"),
+    }
+    assert in_words(tested) == "holds here"  # the pairs that are all alike are no test
+    assert "cannot be tested, all seeds differ alike." in results_page(tmp_path)
+
+
+def test_curves_are_asked_only_by_claims_that_name_them(tmp_path):
+    fill(tmp_path, "vcpa_fig4", {"PA, batch 30": ANCHOR, "VCPA, batch 30": ANCHOR, "PA, batch 60": ANCHOR})
+    plain, small = CLAIMS[0], next(c for c in CLAIMS if c.suite == "vcpa_fig4")
+    assert check_claim(plain, measured(tmp_path)) == []
+    assert [(t.row, t.base) for t in check_claim(small, measured(tmp_path))] == [("VCPA, batch 30", "PA, batch 30")]
 
 
 def test_the_base_of_a_strategy_is_its_inner_loss(tmp_path):
     values = {"xbm, C1": (52.0, 53.0, 52.5), "contrastive, C1": (50.0, 50.5, 50.1), "proxy_anchor": ANCHOR[:3]}
-    fill(tmp_path, CLAIMED_ON, values)
-    (found,) = boards(tmp_path)
-    (tested,) = check_claims(found.board, [Claim("XBM", "xbm", "", "R@1", "a memory helps")])
+    fill(tmp_path, EVERY, values)
+    (tested,) = check_claim(Claim("XBM", "xbm", "", "R@1", "a memory helps"), measured(tmp_path))
     assert (tested.row, tested.base) == ("xbm, C1", "contrastive, C1")
     assert tested.test.difference == pytest.approx(52.5 - 50.2)
 
 
+def test_an_option_is_compared_with_the_same_method_without_it(tmp_path):
+    fill(tmp_path, "profs_lite0", dict.fromkeys(load_suite("profs_lite0").rows, ANCHOR))
+    claim = next(c for c in CLAIMS if c.option)
+    assert {(t.row, t.base) for t in check_claim(claim, measured(tmp_path))} == {
+        (f"{letter}-PROFS-HNCM", f"{letter}-PROFS") for letter in "CTLNAM"
+    }
+
+
 def test_one_seed_tests_nothing(tmp_path):
-    fill(tmp_path, CLAIMED_ON, {"proxy_anchor": (66.0,), "mpa, K = 10": (70.0,)})
+    fill(tmp_path, EVERY, {"proxy_anchor": (66.0,), "mpa, K = 10": (70.0,)})
     text = results_page(tmp_path)
-    assert "holds here (" not in text
+    verdict, (sentence,) = claims_of(text)["MPA is above Proxy-Anchor"]
+    assert verdict == "measured, but with too few seeds for a test"
+    assert sentence.endswith("+4.00; cannot be tested, one seed in common.")
     assert "↑" not in "".join(x for x in text.splitlines() if x.startswith("| "))
 
 
-@pytest.mark.parametrize("claim", CLAIMS, ids=lambda c: f"{c.method} {c.base or 'inner'}")
+@pytest.mark.parametrize(
+    ("verdicts", "words"),
+    [
+        ([+1], "holds here"),
+        ([+1, 0], "holds here in part"),
+        ([-1, 0], "does not hold here, and in part the opposite is seen"),
+        ([+1, -1], "holds in part and in part the opposite is seen"),
+        ([0, None], "no difference seen"),
+    ],
+)
+def test_several_pairs_are_put_into_one_sentence(verdicts, words):
+    test = {
+        +1: Comparison(3, 1.0, 0.5, 1.5, 0.01, 2.0),
+        -1: Comparison(3, -1.0, -1.5, -0.5, 0.01, -2.0),
+        0: Comparison(3, 0.1, -1.0, 1.2, 0.9, 0.1),
+        None: Comparison(1, 1.0, *[float("nan")] * 4),
+    }
+    assert in_words([Outcome("suite", "cub", "a", "b", test[v]) for v in verdicts]) == words
+
+
+@pytest.mark.parametrize("claim", CLAIMS, ids=lambda c: c.words)
 def test_every_claim_has_rows_to_test_it_on(claim):
-    """Where the method is there, the suite must have it and what it is compared with."""
-    if claim.method not in {**nearkin.LOSSES, **STRATEGIES}:
-        pytest.skip(f"{claim.method} is not there yet")
-    board = Board(expand(load_suite(CLAIMED_ON), seeds=1), {}, {}, (), "")
-    pairs = check_claims(board, [claim])
-    assert pairs
-    assert all(t.row in board.sheet.suite.rows and t.base in board.sheet.suite.rows for t in pairs), pairs
-    assert claim.metric in board.sheet.suite.parts["cub"].metrics
+    """In its own suite or in the one with all methods; of an option, in the suite that varies it."""
+    suite = load_suite(claim.suite or ("profs_lite0" if claim.option else EVERY))
+    board = Board(expand(suite, seeds=1), {}, {}, (), "")
+    part = suite.parts["cub"]
+    assert list(pairs(claim, board, part))
+    assert claim.metric in part.metrics
+
+
+# Sections.
 
 
 def test_a_section_a_suite_with_another_backbone_read_off_the_runs(tmp_path):
     fill(tmp_path, "mpa_table7", {"K = 1": (60.0, 61.0), "K = 4": (62.0, 62.5)}, settings={"backbone": "lite0"})
-    fill(tmp_path, CLAIMED_ON, {"proxy_anchor": ANCHOR})
+    fill(tmp_path, EVERY, {"proxy_anchor": ANCHOR})
     text = results_page(tmp_path)
-    assert text.index("## Every method on CUB") < text.index("## MPA, Table 7")
     assert "`nearkin bench mpa_table7 --data cub:PATH --seeds 0,1 --set backbone=lite0" in text
     assert "Our network (lite0) is not the paper's (bn_inception)" in text
-    assert rows(text)["K = 4"][2] == "62.25 ± 0.25"
+    assert rows(section(text, "MPA, Table 7"))["K = 4"]["R@1 ours"] == "62.25 ± 0.25"
 
 
 def test_files_made_differently_are_tables_of_their_own(tmp_path):
@@ -175,6 +287,22 @@ def test_files_made_differently_are_tables_of_their_own(tmp_path):
     assert results_page(tmp_path).count("\n## MPA, Table 7") == 2
 
 
+def test_a_setting_that_is_no_more_is_no_change(tmp_path):
+    sheet = fill(tmp_path, "mpa_table7", {"K = 1": (60.0,)})
+    runs = [{"settings": {**cell.description, "gone": 3}, "data": cell.data} for cell in sheet.cells]
+    assert changed_settings(load_suite("mpa_table7"), runs) == {}
+
+
+def test_two_files_made_alike_are_one_table(tmp_path):
+    fill(tmp_path, "vcpa_lite0", {"PA": (66.0, 66.4)}, file="one.jsonl")
+    fill(tmp_path, "vcpa_lite0", {"VCPA, tau 0.01": (66.5, 66.2)}, file="other.jsonl")
+    text = results_page(tmp_path)
+    found = rows(section(text, "VCPA and Proxy-Anchor"))
+    assert list(found) == ["PA", "VCPA, tau 0.01"]
+    assert "- Not measured: VCPA, tau 0.001; PA, all positives; VCPA, batch positives." in text
+    assert "6 of 10 runs are not finished: not run yet." in text
+
+
 def test_what_rows_differ_in_is_not_taken_for_a_change():
     suite = load_suite("vcpa_fig3")
     sheet = expand(suite, seeds=1)
@@ -185,11 +313,11 @@ def test_what_rows_differ_in_is_not_taken_for_a_change():
 
 
 def test_runs_of_no_row_are_counted(tmp_path):
-    fill(tmp_path, CLAIMED_ON, {"proxy_anchor": ANCHOR})
-    path = tmp_path / CLAIMED_ON / "results.jsonl"
+    fill(tmp_path, EVERY, {"proxy_anchor": ANCHOR})
+    path = tmp_path / EVERY / "results.jsonl"
     lines = path.read_text().splitlines()
     path.write_text("\n".join([*lines, lines[0].replace('"id": "', '"id": "x')]) + "\n")
-    assert "- 1 runs in the files are no row of this suite any more" in results_page(tmp_path)
+    assert "- 1 runs in the files are no row of a suite any more" in results_page(tmp_path)
 
 
 def test_suites_with_a_figure_have_it_drawn(tmp_path, monkeypatch):
@@ -197,21 +325,22 @@ def test_suites_with_a_figure_have_it_drawn(tmp_path, monkeypatch):
 
     drawn = [Path("mpa-cub.png"), Path("mpa-cub.svg")]
     monkeypatch.setattr(module, "write_figures", lambda _board, _out: drawn)
-    fill(tmp_path, CLAIMED_ON, {"proxy_anchor": ANCHOR})
+    fill(tmp_path, EVERY, {"proxy_anchor": ANCHOR})
     text = results_page(tmp_path, pictures=tmp_path / "pictures", link="pictures/suites/")
     assert text.count("](pictures/suites/mpa-cub.svg)") == 1
 
 
 def test_the_command_writes_the_page(tmp_path, capsys):
-    fill(tmp_path / "results", CLAIMED_ON, {"proxy_anchor": ANCHOR})
+    fill(tmp_path / "results", EVERY, {"proxy_anchor": ANCHOR})
     main(["--results", str(tmp_path / "results"), "-o", str(tmp_path / "docs" / "results.md")])
     assert (tmp_path / "docs" / "results.md").read_text() == results_page(tmp_path / "results")
-    assert results_page(tmp_path / "nothing").endswith("No suite has been run yet.\n")
+    assert "No method has been measured on CUB yet." in results_page(tmp_path / "nothing")
 
 
 def test_the_page_in_the_tree_is_what_the_results_say(tmp_path):
     results = ROOT / "benchmarks" / "results"
-    if not any(results.glob("*/*.jsonl")):
-        pytest.skip("no suite has been run yet")
     made = results_page(results, pictures=tmp_path, link="pictures/suites/")
     assert (ROOT / "docs" / "results.md").read_text() == made, "run python -m nearkin.report.results_page"
+    drawn = {path.name for path in tmp_path.iterdir()}
+    there = ROOT / "docs" / "pictures" / "suites"
+    assert drawn == ({path.name for path in there.iterdir()} if there.exists() else set())

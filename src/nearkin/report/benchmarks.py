@@ -1,17 +1,21 @@
 """The table of a suite: the paper's numbers beside ours, and everything one has to know to compare them.
 
 Ours are means over seeds with their standard error. ↑ and ↓ mark rows that differ from the suite's baseline by a paired
-t-test over the seeds both have, corrected by Holm over the rows compared; nothing is ever marked against a paper.
+t-test over the seeds both have, corrected by Holm over the rows compared; nothing is ever marked against a paper. Where
+a row has but one seed in common with the baseline, the two models are compared over the test classes, and not marked.
 """
 
 import math
+import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from nearkin.bench import Board
-from nearkin.evaluate.statistics import Comparison, against, summary
+from nearkin.evaluate.statistics import Comparison, against, holm, paired_bootstrap, summary
 from nearkin.report.formats import NOTHING, PrintedTable, duration, mean_words, p_words
+from nearkin.results import query_file, read_queries
 from nearkin.runs import Json, short_commit
+from nearkin.sheet import NEUTRAL
 from nearkin.suites import Part, Published, Row
 
 LEVEL = 0.05
@@ -42,9 +46,10 @@ def _table(board: Board, part: Part) -> PrintedTable:
     suite = board.sheet.suite
     ours = {row.name: finished(board, row, part) for row in suite.rows.values()}
     rows = [row for row in _sorted(board, ours) if part.name in row.methods or part.name in row.paper]
-    tests = {metric: _tests(suite.baseline, ours, metric) for metric in part.metrics}
+    tests = {metric: row_tests(suite.baseline, ours, metric) for metric in part.metrics}
     published = list(dict.fromkeys(m for row in rows for m in row.paper.get(part.name, {})))
     main = _main_metric(suite.sort, part)
+    models = _model_tests(board, ours, tests[main], main)
     columns: list[tuple[str, Callable[[Row], str]]] = [("", lambda row: row.name)]
     if published:
         columns.append(("paper's network", lambda row: _network(row) if part.name in row.paper else ""))
@@ -52,16 +57,16 @@ def _table(board: Board, part: Part) -> PrintedTable:
         if metric in published:
             columns.append((f"{metric} paper", _paper_cell(part, metric, _decimals(rows, part))))
         if metric in part.metrics:
-            columns.append((f"{metric} ours" if published else metric, _our_cell(ours, metric, tests[metric])))
+            columns.append((f"{metric} ours" if published else metric, our_cell(ours, metric, tests[metric])))
     if any(run.runs for run in ours.values()):
-        columns += [("seeds", lambda row: str(len(ours[row.name].runs) or "")), ("time", _time_cell(ours))]
+        columns += [("seeds", lambda row: str(len(ours[row.name].runs) or "")), ("time", time_cell(ours))]
         columns.append(("images/s", _speed_cell(ours)))
         if any(run["settings"].get("patience") for each in ours.values() for run in each.runs.values()):
             columns.append(("steps", _steps_cell(ours)))
         if tests[main]:
-            columns.append((f"{main} less {suite.baseline}", _test_cell(tests[main])))
+            columns.append((f"{main} less {suite.baseline}", difference_cell(tests[main], models)))
     cells = [[cell(row) for _, cell in columns] for row in rows]
-    notes = _notes(board, part, {row.name: ours[row.name] for row in rows}, tests)
+    notes = _notes(board, part, {row.name: ours[row.name] for row in rows}, tests, models)
     return PrintedTable(f"{suite.title} ({part.name})", [name for name, _ in columns], cells, notes)
 
 
@@ -87,9 +92,28 @@ def _main_metric(sort: str, part: Part) -> str:
     return next((m for m in (sort, "MAP@R") if m in part.metrics), part.metrics[0])
 
 
-def _tests(baseline: str, ours: Mapping[str, Finished], metric: str) -> dict[str, Comparison]:
+def row_tests(baseline: str, ours: Mapping[str, Finished], metric: str) -> dict[str, Comparison]:
+    """Every measured row against the baseline, over the seeds both have; nothing where the baseline is not measured."""
     scores = {name: run.values(metric) for name, run in ours.items() if run.values(metric)}
     return against(scores, baseline) if baseline in scores else {}
+
+
+def _model_tests(
+    board: Board, ours: Mapping[str, Finished], tests: Mapping[str, Comparison], metric: str
+) -> dict[str, Comparison]:
+    """Rows with one seed in common with the baseline: the two models over the test classes, where queries are kept."""
+    found = {}
+    for name, test in tests.items():
+        base = ours[board.sheet.suite.baseline]
+        shared = sorted(ours[name].runs.keys() & base.runs.keys())
+        if test.n == 1 and board.out is not None and base.which == ours[name].which == "scores":
+            files = [query_file(board.out, own.runs[shared[0]]["id"]) for own in (ours[name], base)]
+            if all(file.exists() for file in files):
+                a, b = (read_queries(file) for file in files)
+                if metric in a.values and metric in b.values:
+                    found[name] = paired_bootstrap(a.values[metric], b.values[metric], groups=a.labels)
+    adjusted = holm([test.p for test in found.values()])
+    return {name: test._replace(p=float(p)) for (name, test), p in zip(found.items(), adjusted, strict=True)}
 
 
 # Cells.
@@ -116,7 +140,9 @@ def _paper_cell(part: Part, metric: str, decimals: int) -> Callable[[Row], str]:
     return cell
 
 
-def _our_cell(ours: Mapping[str, Finished], metric: str, tests: Mapping[str, Comparison]) -> Callable[[Row], str]:
+def our_cell(ours: Mapping[str, Finished], metric: str, tests: Mapping[str, Comparison]) -> Callable[[Row], str]:
+    """Our mean of a metric with its mark."""
+
     def cell(row: Row) -> str:
         if not row.methods:
             return ""
@@ -132,20 +158,26 @@ def _mark(test: Comparison | None) -> str:
     return " ↑" if test.difference > 0 else " ↓"
 
 
-def _test_cell(tests: Mapping[str, Comparison]) -> Callable[[Row], str]:
+def difference_cell(tests: Mapping[str, Comparison], models: Mapping[str, Comparison]) -> Callable[[Row], str]:
+    """How far a row lies from the baseline, with its test: over seeds, or else of the two models."""
+
     def cell(row: Row) -> str:
-        test = tests.get(row.name)
-        if test is None or math.isnan(test.p):
-            return NOTHING
-        return f"{test.difference:+.2f} (p {p_words(test.p)}, d {test.effect:.1f})".replace("-", "−")
+        test, model = tests.get(row.name), models.get(row.name)
+        if test is not None and not math.isnan(test.p):
+            return f"{test.difference:+.2f} (p {p_words(test.p)}, d {test.effect:.1f})".replace("-", "−")
+        if model is not None:
+            return f"{model.difference:+.2f} (models: p {p_words(model.p)})".replace("-", "−")
+        return NOTHING
 
     return cell
 
 
-def _time_cell(ours: Mapping[str, Finished]) -> Callable[[Row], str]:
+def time_cell(ours: Mapping[str, Finished]) -> Callable[[Row], str]:
+    """How long a run took: the median, since the first run of a sitting also compiles and reads the images."""
+
     def cell(row: Row) -> str:
         times = [run.get("wall") or run["seconds"] for run in ours[row.name].runs.values()]
-        return duration(sum(times) / len(times)) if times else ""
+        return duration(statistics.median(times)) if times else ""
 
     return cell
 
@@ -170,7 +202,11 @@ def _speed_cell(ours: Mapping[str, Finished]) -> Callable[[Row], str]:
 
 
 def _notes(
-    board: Board, part: Part, ours: Mapping[str, Finished], tests: Mapping[str, Mapping[str, Comparison]]
+    board: Board,
+    part: Part,
+    ours: Mapping[str, Finished],
+    tests: Mapping[str, Mapping[str, Comparison]],
+    models: Mapping[str, Comparison],
 ) -> list[str]:
     suite = board.sheet.suite
     rows = [suite.rows[name] for name in ours]
@@ -181,7 +217,7 @@ def _notes(
         notes.append(f"What chose the paper's epoch: {suite.paper_select}.")
     if any(number.spread is not None for number in numbers):
         notes.append(f"± of the paper: {suite.spread}.")
-    notes += _about_ours(board, runs)
+    notes += about_ours(runs, board.sheet.overrides)
     others = sorted({run["settings"]["backbone"] for run in runs} - {suite.backbone})
     if others and numbers:
         notes.append(
@@ -194,12 +230,21 @@ def _notes(
             f"over the rows compared, p < {LEVEL}; what is not marked is not shown to differ. d: Cohen's d_z. "
             f"{NOTHING}: fewer than two shared seeds, or nothing to tell apart."
         )
+    if models:
+        notes.append(
+            f"Models: one seed in common with {suite.baseline}, so the two models are compared by a paired bootstrap "
+            "over the test classes, with Holm's correction. It speaks about these models, not about the methods, and "
+            "marks nothing."
+        )
+    if runs and suite.baseline in ours and not ours[suite.baseline].runs:
+        notes.append(f"The baseline {suite.baseline} is not measured: no row is tested.")
     notes += _gaps(board, part)
     notes += [f"{row.name}: {row.note}." for row in rows if row.note]
     return [*notes, f"{suite.note[0].upper()}{suite.note[1:]}."] if suite.note else notes
 
 
-def _about_ours(board: Board, runs: Sequence[Json]) -> list[str]:
+def about_ours(runs: Sequence[Json], overrides: Mapping[str, Any]) -> list[str]:
+    """What one has to know of our runs: network, seeds, what chose the epoch, changed settings, commit, hardware."""
     if not runs:
         return ["Ours: no run is finished."]
 
@@ -208,9 +253,11 @@ def _about_ours(board: Board, runs: Sequence[Json]) -> list[str]:
 
     networks = each(lambda r: f"{r['settings']['backbone']} ({r['settings']['weights']} weights)")
     sizes, dims = each(lambda r: f"{r['settings']['size']} px"), each(lambda r: f"{r['settings']['dim']}-d")
-    notes = [f"Ours: {networks}; {sizes}; {dims}; ± is the standard error over seeds {each(lambda r: r['seed'])}."]
+    seeds = each(lambda r: r["seed"])
+    spread = f"± is the standard error over seeds {seeds}" if "," in seeds else f"one seed: {seeds}"
+    notes = [f"Ours: {networks}; {sizes}; {dims}; {spread}."]
     notes.append(f"What chose our epoch: {each(lambda r: CHOSEN[r['select']])}.")
-    changed = {k: v for k, v in board.sheet.overrides.items() if k != "device"}
+    changed = {k: v for k, v in overrides.items() if k not in NEUTRAL}
     if changed:
         notes.append(f"Changed for all rows: {', '.join(f'{k} = {v}' for k, v in changed.items())}.")
     commits = each(lambda r: short_commit(r["commit"]))

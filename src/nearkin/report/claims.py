@@ -1,25 +1,41 @@
-"""What the five papers claim, as data: whose method is said to beat what, by which metric, on CUB.
+"""What the five papers claim, as data, and whether results bear it out: a paired t-test over seeds, or nothing is said.
 
-`base` is a method's name, or empty for the inner loss of each row itself. The results page tests every claim where both
-sides were measured with the same seeds.
+A claim is tested in every suite that has results for both sides, on rows that differ in nothing but the method; where
+several rows could be the other side, it is the suite's baseline if that is one of them. Suites that are curves (those
+with a figure) are asked only where a claim names them.
 """
 
+import math
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
+
+from nearkin.bench import Board
+from nearkin.evaluate.statistics import Comparison, holm, paired_t
+from nearkin.report.benchmarks import LEVEL, finished
+from nearkin.runs import Json
+from nearkin.sheet import Cell
+from nearkin.spec import Call, parse
+from nearkin.suites import Part
 
 
 class Claim(NamedTuple):
-    """One claim of a paper."""
+    """One claim of a paper: rows of `method` are above those of `base`, by the metric the paper makes it by."""
 
     paper: str
-    method: str  # rows whose outermost method this is
-    base: str
-    metric: str  # the metric the paper makes it by
-    words: str  # what the paper says
+    method: str  # the outermost method of a row
+    base: str  # a method's name; empty: the inner loss of the row itself
+    metric: str
+    words: str
+    suite: str = ""  # the only one it is about; empty: all without a figure
+    option: str = ""  # of `method`: on in the row, off in the base, which is the same in all else
 
 
 CLAIMS = (
     Claim("VCPA", "vcpa", "proxy_anchor", "R@1", "VCPA is above Proxy-Anchor"),
-    Claim("Proxy-ISA", "proxy_isa", "proxy_anchor", "MAP@R", "Proxy-ISA is above Proxy-Anchor in a fair setting"),
+    Claim("VCPA", "vcpa", "moco", "R@1", "VCPA is above a momentum network with a queue"),
+    Claim("VCPA", "vcpa", "proxy_anchor", "R@1", "VCPA is above Proxy-Anchor on little data", "vcpa_fig3"),
+    Claim("VCPA", "vcpa", "proxy_anchor", "R@1", "VCPA is above Proxy-Anchor in small batches", "vcpa_fig4"),
+    Claim("Proxy-ISA", "proxy_isa", "proxy_anchor", "R@1", "Proxy-ISA is above Proxy-Anchor"),
     Claim("CCP", "ccp", "", "MAP@R", "alternating sub-problems are above the pair loss they use"),
     Claim("MPA", "mpa", "soft_triple", "R@1", "MPA is above SoftTriple"),
     Claim("MPA", "mpa", "proxy_anchor", "R@1", "MPA is above Proxy-Anchor"),
@@ -27,5 +43,99 @@ CLAIMS = (
     Claim("MPA", "mpa_dw", "proxy_anchor", "R@1", "MPA-DW is above Proxy-Anchor"),
     Claim("MPA", "mpa_ap", "soft_triple", "R@1", "MPA-AP is above SoftTriple"),
     Claim("MPA", "mpa_ap", "proxy_anchor", "R@1", "MPA-AP is above Proxy-Anchor"),
-    Claim("PROFS", "profs", "", "R@1", "projections with hard-class mining are above the loss they use"),
+    Claim("PROFS", "profs", "", "R@1", "alternating projections are above the loss they use"),
+    Claim("PROFS", "profs", "", "R@1", "mining hard classes lifts them further", option="hard_classes"),
 )
+
+HOLDS, OPPOSITE, NOTHING_SEEN, UNTESTED = "holds here", "the opposite is seen", "no difference seen", "not tested"
+
+
+class Outcome(NamedTuple):
+    """A claim on two rows of a suite; p is Holm's over all pairs that the claim was tested on."""
+
+    suite: str
+    data: str
+    row: str
+    base: str
+    test: Comparison
+
+    @property
+    def verdict(self) -> str:
+        """What the test says."""
+        if math.isnan(self.test.p):
+            return UNTESTED
+        if self.test.p >= LEVEL:
+            return NOTHING_SEEN
+        return HOLDS if self.test.difference > 0 else OPPOSITE
+
+
+def check_claim(claim: Claim, boards: Iterable[Board]) -> list[Outcome]:
+    """The claim on every pair of rows that was measured with the same seeds, by a paired t-test over these."""
+    found = [tested for board in boards if _asked(claim, board) for tested in _measured(claim, board)]
+    adjusted = holm([tested.test.p for tested in found])
+    return [t._replace(test=t.test._replace(p=float(p))) for t, p in zip(found, adjusted, strict=True)]
+
+
+def in_words(tested: Sequence[Outcome]) -> str:
+    """What all pairs say together."""
+    verdicts = {t.verdict for t in tested} - {UNTESTED}
+    if not tested:
+        return "not measured yet"
+    if not verdicts:
+        return "measured, but with too few seeds for a test"
+    if len(verdicts) == 1:
+        return verdicts.pop()
+    if HOLDS not in verdicts:
+        return "does not hold here, and in part the opposite is seen"
+    return "holds in part and in part the opposite is seen" if OPPOSITE in verdicts else "holds here in part"
+
+
+def _asked(claim: Claim, board: Board) -> bool:
+    suite = board.sheet.suite
+    return suite.name == claim.suite if claim.suite else suite.figure is None
+
+
+def _measured(claim: Claim, board: Board) -> Iterator[Outcome]:
+    suite = board.sheet.suite
+    for part in suite.parts.values():
+        for row, base in pairs(claim, board, part):
+            ours, theirs = (finished(board, suite.rows[name], part).values(claim.metric) for name in (row, base))
+            shared = sorted(ours.keys() & theirs.keys())
+            if shared:
+                test = paired_t([ours[s] for s in shared], [theirs[s] for s in shared])
+                yield Outcome(suite.name, part.name, row, base, test)
+
+
+def pairs(claim: Claim, board: Board, part: Part) -> Iterator[tuple[str, str]]:
+    """Rows that a claim compares, measured or not: (row, base)."""
+    suite = board.sheet.suite
+    cells = {
+        cell.row: cell
+        for cell in board.sheet.cells
+        if cell.data == part.name and cell.seed == board.sheet.seeds[0] and suite.rows[cell.row].scores == "after"
+    }
+    specs = {row: parse(cell.description["method"]) for row, cell in cells.items()}
+    for row, spec in specs.items():
+        if spec.name == claim.method:
+            bases = [
+                other
+                for other, base in specs.items()
+                if _is_base(claim, spec, base) and _settings(cells[other]) == _settings(cells[row])
+            ]
+            yield from ((row, base) for base in ([suite.baseline] if suite.baseline in bases else bases))
+
+
+def _settings(cell: Cell) -> Json:
+    return {name: value for name, value in cell.settings.items() if name != "method"}
+
+
+def _is_base(claim: Claim, spec: Call, base: Call) -> bool:
+    """Whether `base` is what the claim compares a row of this spec with."""
+    if claim.option:
+        varied = spec.options[claim.option] and not base.options.get(claim.option)
+        return bool(varied) and _without(spec, claim.option) == _without(base, claim.option)
+    return base.name == claim.base if claim.base else base in spec.args
+
+
+def _without(spec: Call, option: str) -> Call:
+    return spec._replace(options={name: value for name, value in spec.options.items() if name != option})

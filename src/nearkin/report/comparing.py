@@ -18,9 +18,9 @@ from nearkin.evaluate.statistics import (
     paired_bootstrap,
     paired_t,
 )
+from nearkin.report.benchmarks import LEVEL
 from nearkin.report.study import Study, by_method
 
-LEVEL = 0.05
 DRAWS = 4e7  # numbers drawn for one bootstrap, at most: a second or two
 FEWEST_CLASSES = 10  # below, Nemenyi's approximation says nothing
 

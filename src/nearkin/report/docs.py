@@ -12,6 +12,7 @@ from nearkin.report.methods import citation, kind, method_page
 from nearkin.report.tables import markdown_table, score_cells
 from nearkin.runs import read_json, short_commit
 from nearkin.strategies import STRATEGIES
+from nearkin.suites import load_suite, suite_names
 
 DEMO = Path("benchmarks/results/demo.json")
 PICTURES = Path("docs/pictures/gradients")
@@ -41,6 +42,13 @@ def demo_table(root: Path) -> str:
     return f"{table}\n\n{queries}; {result['seconds']:.0f} s of training on {where}."
 
 
+def suites_table() -> str:
+    """The suites of the package, for docs/benchmark.md."""
+    suites = [load_suite(name) for name in suite_names()]
+    cells = [[f"`{s.name}`", s.title, ", ".join(s.parts), str(len(s.rows)), str(s.seeds)] for s in suites]
+    return markdown_table(["suite", "what it is", "data", "rows", "seeds"], cells, text=True)
+
+
 def methods_page() -> str:
     """docs/methods.md: every header, with its options and, for a loss, the picture of its gradients."""
     parts = [
@@ -66,6 +74,8 @@ def main(root: Path) -> None:
     path = root / "README.md"
     path.write_text(readme(path.read_text(), root))
     (root / "docs" / "methods.md").write_text(methods_page())
+    bench = root / "docs" / "benchmark.md"
+    bench.write_text(fill(bench.read_text(), "suites", suites_table()))
     for name in LOSSES:
         draw(name, root / PICTURES / f"{name}.png")
 

@@ -118,7 +118,7 @@ def _draw(found: Curves, axes: Axes, title: str) -> Any:
         plot.set_xlabel(axes.x)
         plot.set_ylabel(f"{axes.metric}, percent")
         plot.set_title(title, fontsize=9, loc="left", wrap=True)
-        plot.legend(fontsize=8)
+        plot.legend(fontsize=8, frameon=True, framealpha=0.9, edgecolor="none")  # lines may run behind it
         figure.supxlabel(found.caption, fontsize=7, color=INK, wrap=True)
     return figure
 

@@ -45,7 +45,7 @@ def terminal(tables: Sequence[PrintedTable]) -> Group:
     """For a terminal."""
     parts: list[Any] = []
     for table in tables:
-        parts.append(terminal_table(table.header, table.cells, title=table.title))
+        parts.append(terminal_table(table.header, table.cells, title=table.title, whole=True))
         parts += [Text(note, style="dim") for note in table.notes]
         parts.append(Text(""))
     return Group(*parts)

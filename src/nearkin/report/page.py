@@ -60,10 +60,11 @@ def _lead(material: Material) -> Html:
     """What one sees first: the main scores of one run, or how many there are."""
     studies = material.studies
     if len(studies) > 1:
+        where = "Tests and Critical differences" if len(material.methods) > 1 else "Tests"
         text = (
             f"{len(studies)} runs of {counted(len(material.methods), 'method', 'methods')} on the same "
             f"{len(studies[0].query):,} queries of {studies[0].images.classes:,} classes. What differs by more than "
-            "chance is said under Tests, and only there."
+            f"chance is said under {where}, and only there."
         )
         return Html(f"<p>{escape(text)}</p>")
     tiles = []

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 
 from nearkin.data.images import counted, listed
 from nearkin.evaluate.statistics import Interval, summary
-from nearkin.report.benchmarks import CHOSEN
-from nearkin.report.comparing import LEVEL, Pair, intervals, means, model_tests, resamples, seed_tests
+from nearkin.report.benchmarks import CHOSEN, LEVEL
+from nearkin.report.comparing import Pair, intervals, means, model_tests, resamples, seed_tests
 from nearkin.report.formats import NOTHING, PrintedTable, duration, mean_words, p_words
 from nearkin.report.study import MAIN, Study, by_method
 from nearkin.runs import short_commit
@@ -175,6 +175,7 @@ def _unseen(study: Study) -> str:
 
 def facts_table(studies: Sequence[Study]) -> PrintedTable:
     """The facts of several runs side by side; what is the same for all is said once below."""
+    studies = [study for runs in by_method(studies).values() for study in runs]
     columns = [dict(run_facts(study)) for study in studies]
     names = list(dict.fromkeys(name for own in columns for name in own))
     differing = [name for name in names if name != "date" and len({own.get(name, "") for own in columns}) > 1]

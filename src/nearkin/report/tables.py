@@ -13,12 +13,21 @@ def score_cells(rows: Mapping[str, Mapping[str, float]]) -> tuple[list[str], lis
 
 
 def terminal_table(
-    header: Sequence[str], cells: Sequence[Sequence[str]], *, title: str = "", text: bool = False
+    header: Sequence[str], cells: Sequence[Sequence[str]], *, title: str = "", text: bool = False, whole: bool = False
 ) -> Table:
-    """A table for a terminal: the first column to the left, numbers to the right; with `text` all to the left."""
+    """A table for a terminal: the first column to the left, numbers to the right; with `text` all to the left.
+
+    In a narrow terminal cells are folded; with `whole` the first column is not, so that names of rows stay readable.
+    """
     table = Table(title=title or None, title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for number, name in enumerate(header):
-        table.add_column(name, justify="right" if number and not text else "left", overflow="fold")
+        fixed = whole and not number
+        table.add_column(
+            name,
+            justify="right" if number and not text else "left",
+            overflow="ellipsis" if fixed else "fold",
+            no_wrap=fixed,
+        )
     for row in cells:
         table.add_row(*row)
     return table
