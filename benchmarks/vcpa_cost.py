@@ -12,6 +12,8 @@ network, loss, backward, optimiser, method. With a compiled network VCPA's Newto
 """
 
 import argparse
+import shlex
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -127,15 +129,15 @@ def main() -> None:
     measure = whole_steps if args.steps or device.type == "cuda" else newton_alone
     rows = measure(device, small=args.small, rounds=args.rounds)
     threads = torch.get_num_threads()
-    table = Table("what", "ms", "ratio", "goal", "reached", title=f"{device}, {threads} threads, float32 products")
+    table = Table("what", "ms", "ratio", "goal", "reached", title=f"{device}, {threads} threads")
     for row in rows:
         reached = "" if row.goal is None or args.small else "yes" if row.ratio <= row.goal else "no"
         goal = "" if row.goal is None else f"at most {row.goal:g}"
         table.add_row(row.what, f"{row.milliseconds:.2f}", f"{row.ratio:.3f}", goal, reached)
     Console(width=120).print(table)
     if args.out:
-        content = {"device": str(device), "threads": threads, "small": args.small, "rows": [r._asdict() for r in rows]}
-        write_json(args.out, {**content, **provenance()})
+        about = {"command": shlex.join(["python", *sys.argv]), "device": str(device), "threads": threads}
+        write_json(args.out, {**about, "small": args.small, "rows": [r._asdict() for r in rows], **provenance()})
 
 
 if __name__ == "__main__":

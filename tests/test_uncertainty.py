@@ -1,7 +1,9 @@
 """How certain a run is of its classes: numbers against loops, files, pictures, sentences."""
 
 import csv
+import html
 import json
+import re
 
 import numpy as np
 import pytest
@@ -14,7 +16,10 @@ from nearkin.classes import read_classes
 from nearkin.cli import app
 from nearkin.data.images import Images
 from nearkin.errors import NearkinError
-from nearkin.report.uncertainty import centred, draw_map, make_circles
+from nearkin.report.html import Thumbs
+from nearkin.report.sections import Material, known
+from nearkin.report.study import by_method, open_studies
+from nearkin.report.uncertainty import NAME, centred, draw_map, make_circles, short_name
 from nearkin.runs import RunFolder
 from nearkin.similarity import project
 from nearkin.uncertainty import Certainty, certainty_of, median_similarity, pairs, summary, write_uncertainty
@@ -140,6 +145,24 @@ def test_similarities_are_those_of_the_training_images(run):
     x = nk.load(run.path, device="cpu").embed(found.images.sources)
     want = oracle.s_bar(x, found.images.labels, known.proxies)
     assert found.similarity.tolist() == pytest.approx(want, abs=1e-5)
+
+
+def test_the_report_shows_the_uncertainty_class_by_class(run):
+    """Name and σ̄ of every training class, in the order the method has them."""
+    studies = open_studies([run.path], device="cpu")
+    section = known(Material(studies, by_method(studies), Thumbs(studies[0].images), 20))
+    kept = read_classes(run.classes)
+    rows = re.findall(r"<tr><t[hd][^>]*>([^<]+)</t[hd]><t[hd][^>]*>([^<]+)</t[hd]></tr>", section.body)
+    assert [html.unescape(name) for name, _ in rows] == list(kept.names)
+    assert [float(value) for _, value in rows] == pytest.approx(kept.columns["uncertainty"].tolist(), rel=1e-3)
+
+
+def test_long_names_are_cut():
+    found = certain([0.1, 0.2])
+    images = found.images
+    long = found._replace(images=Images(images.sources, images.labels, ("x" * NAME, "y" * 2 * NAME)))
+    assert short_name(long, 0) == "x" * NAME
+    assert short_name(long, 1) == "y" * (NAME - 1) + "…"
 
 
 def test_the_command(run, tmp_path):

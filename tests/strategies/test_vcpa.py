@@ -332,6 +332,7 @@ def test_the_published_settings_are_the_defaults():
         ("vcpa(sigma_min=0)", None, "sigma_min, damping and lr above 0"),
         ("vcpa(damping=0)", None, "sigma_min, damping and lr above 0"),
         ("vcpa(sigma=1e-6)", None, "sigma at least sigma_min"),
+        ("vcpa(soft_triple, newton=False, positives=batch)", None, "proxy_anchor's sums, which soft_triple does not"),
         ("vcpa", "ball", "cosine similarity, not for ball"),
     ],
 )

@@ -16,8 +16,14 @@ from nearkin.runs import whole_file
 from nearkin.uncertainty import Certainty
 
 EACH = 8  # images of a class on a sheet
-NAME = 40  # letters of a class's name in a picture
+NAME = 48  # letters of a class's name in a picture
 CERTAIN, UNCERTAIN = "#d7191c", "#7b3294"  # red and purple, as in the paper
+
+
+def short_name(found: Certainty, c: int) -> str:
+    """A class's name, cut where it is long."""
+    name = found.images.names[c]
+    return name if len(name) <= NAME else f"{name[: NAME - 1].rstrip()}…"
 
 
 def _of_class(found: Certainty, c: int) -> list[Picture | None]:
@@ -39,7 +45,7 @@ def range_sheet(found: Certainty, path: Path, *, count: int = 3) -> Path:
     """The most certain classes above the least certain ones."""
     count = min(count, len(found.order) // 2)
     classes = found.order[:count] + found.order[::-1][:count][::-1]
-    labels = [f"{found.images.names[c]} (σ̄ {found.uncertainty[c]:.3g})" for c in classes]
+    labels = [f"{found.images.names[c]} (σ̄={found.uncertainty[c]:.3g})" for c in classes]
     return _sheet(found, classes, labels, f"The {count} most certain classes and the {count} least certain", path)
 
 
@@ -65,7 +71,7 @@ def draw_correlation(found: Certainty, path: Path) -> Path:
             axes.scatter(*place, s=24, color=colour)
             right = place[0] > float(found.similarity.min() + found.similarity.max()) / 2
             shift, side = ((-6, 4), "right") if right else ((6, 4), "left")
-            name = found.images.names[c][:NAME]
+            name = short_name(found, c)
             axes.annotate(name, place, xytext=shift, ha=side, textcoords="offset points", fontsize=7, color=colour)
         axes.set(xlabel="median similarity of images and proxy", ylabel="uncertainty σ̄")
         axes.margins(0.08)
@@ -126,15 +132,20 @@ def draw_map(found: Certainty, path: Path, *, points: int = 1500) -> Path:
             mine = circles.owners.numpy() == c
             for centre, radius in zip(circles.centres[mine], circles.radii[mine], strict=True):
                 _circle(axes, centre, radius, colour, 1.6)
-            axes.plot([], [], color=colour, linewidth=1.6, label=f"{word}: {found.images.names[c][:NAME]}")
-        axes.set_aspect("equal")
+            axes.plot([], [], color=colour, linewidth=1.6, label=f"{word}: {short_name(found, c)}")
+        low = np.minimum(circles.places.min(0), (circles.centres - 3 * circles.radii[:, None]).min(0))
+        high = np.maximum(circles.places.max(0), (circles.centres + 3 * circles.radii[:, None]).max(0))
+        low, high = low - 0.01 * (high - low), high + 0.01 * (high - low)  # room for the dots at the border
+        axes.set(xlim=(low[0], high[0]), ylim=(low[1], high[1]), aspect="equal")
         axes.axis("off")
-        axes.legend(loc="upper left", bbox_to_anchor=(0, 0), fontsize=8)
+        across, down = high - low
+        figure.set_figheight(figure.get_figwidth() * min(down / across, 2) + 0.9)  # inches; 0.9: heading and legend
         heading = (
             "t-SNE of training images (dots, by class) and proxies (stars), each cloud centred; circles at σ̄, 2σ̄, 3σ̄:\n"
             "radii are proportional to σ̄: at its median, the radius of the median class's cloud of images"
         )
         figure.suptitle(heading, fontsize=8, color=INK)
+        figure.legend(loc="outside lower left", fontsize=8)
     return save(figure, path)
 
 

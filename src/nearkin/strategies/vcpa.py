@@ -237,6 +237,11 @@ class VCPA(Strategy):
                 "vcpa: tau is at least 0, steps and samples at least 1, sigma_min, damping and lr above 0, sigma at "
                 f"least sigma_min; got {tau=}, {steps=}, {samples=}, {sigma_min=}, {damping=}, {lr=}, {sigma=}."
             )
+        if positives == "batch" and not isinstance(inner, ProxyAnchor):
+            raise NearkinError(
+                f"vcpa: positives=batch is about proxy_anchor's sums, which {inner.spec.name or 'this loss'} does not "
+                "have: leave it out."
+            )
         if isinstance(inner, ProxyAnchor):
             inner.positives = positives
             inner.spec = inner.spec._replace(options={**inner.spec.options, "positives": positives})
