@@ -6,7 +6,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from nearkin.errors import NearkinError
+from nearkin.errors import NearkinError, zero_or_more
 from nearkin.similarity import References, at_least_float32, never_lower
 
 Initial = Literal["normal", "means"]
@@ -30,6 +30,7 @@ class Proxies(nn.Module):
             raise NearkinError(
                 f"Proxies need at least one class, dimension and proxy a class: got {classes=} {dim=} {per_class=}."
             )
+        zero_or_more("Proxies", speed=speed)
         self.per_class, self.speed, self.initial = per_class, speed, initial
         vectors = torch.randn(classes * per_class, dim) * (2 / (classes * per_class)) ** 0.5
         self.vectors = nn.Parameter(vectors)

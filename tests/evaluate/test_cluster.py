@@ -82,6 +82,19 @@ def test_large_problems_begin_less_often() -> None:
     assert [starts_for(*size) for size in sizes] == [10, 10, 4, 1, 1]
 
 
+@pytest.mark.parametrize("starts", [1, 2])
+def test_threads_of_blas_do_not_meet_those_of_openmp(
+    starts: int, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """OpenBLAS warns on the error stream that it may hang where it is to use threads within a parallel loop."""
+    points = np.random.default_rng(0).standard_normal((3000, 64)).astype(np.float32)
+    monkeypatch.setattr(cluster_module, "WORK", starts * 3000 * 60)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2 * starts)
+    assert starts_for(3000, 60) == starts
+    k_means(points, 60, seed=0)
+    assert capfd.readouterr().err == ""
+
+
 def test_clustering_takes_queries_and_gallery_together() -> None:
     apart = evaluate(X[:40], Y[:40], gallery=X[40:], gallery_labels=Y[40:], metrics=("NMI",), seed=2)
     assert apart["NMI"] == evaluate(X, Y, metrics=("NMI",), seed=2)["NMI"]

@@ -49,20 +49,25 @@ def k_means(points: NDArray[Any], clusters: int, *, seed: int) -> NDArray[Any]:
     from sklearn.exceptions import ConvergenceWarning
     from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
-    starts = starts_for(len(points), clusters)
-    workers = min(starts, torch.get_num_threads())
-    threads = torch.get_num_threads() // workers  # a start's products are small: a core a start, not all for each
     exact = points.astype(np.float64)  # the seeding is in double precision anyway: not to be converted for each centre
 
     def start(state: int) -> Any:
-        with threadpool_limits(threads, user_api="openmp"):  # OpenMP keeps it by thread, BLAS for all
-            centres, _ = kmeans_plusplus(exact, clusters, random_state=state)
-            return KMeans(clusters, init=centres, n_init=1, random_state=state).fit(points)
+        centres, _ = kmeans_plusplus(exact, clusters, random_state=state)
+        return KMeans(clusters, init=centres, n_init=1, random_state=state).fit(points)
 
-    states = np.random.SeedSequence(seed).generate_state(starts)
-    with warnings.catch_warnings(), threadpool_limits(threads, user_api="blas"), ThreadPoolExecutor(workers) as pool:
+    def start_on_one_core(state: int) -> Any:
+        with threadpool_limits(1, user_api="openmp"):  # OpenMP keeps it by thread, BLAS for all
+            return start(state)
+
+    states = [int(state) for state in np.random.SeedSequence(seed).generate_state(starts_for(len(points), clusters))]
+    with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)  # fewer distinct points than clusters: the score tells
-        fits = list(pool.map(start, map(int, states)))
+        if len(states) == 1:
+            return np.asarray(start(states[0]).labels_)
+        workers = min(len(states), torch.get_num_threads())
+        # A start's products are small: a core a start, not all for each. Threads of BLAS within those would get stuck.
+        with threadpool_limits(1, user_api="blas"), ThreadPoolExecutor(workers) as pool:
+            fits = list(pool.map(start_on_one_core, states))
     return np.asarray(min(fits, key=lambda fit: fit.inertia_).labels_)
 
 

@@ -30,7 +30,7 @@ import math
 import torch
 from torch import Tensor
 
-from nearkin.errors import NearkinError
+from nearkin.errors import NearkinError, zero_or_more
 from nearkin.losses.n_pair import n_pair
 from nearkin.method import Loss
 from nearkin.similarity import Relation, log1p_sum_exp, mean_where
@@ -60,6 +60,7 @@ class Angular(Loss):
 
     def __init__(self, *, angle: float = 45.0, n_pair: float = 0.0, positives: int = 8) -> None:
         super().__init__()
+        zero_or_more("angular", n_pair=n_pair)
         if not 0 < angle < 90 or positives < 1:
             raise NearkinError(
                 f"angular takes an angle of 0 to 90 degrees and at least 1 positive, not {angle} and {positives}."

@@ -16,7 +16,7 @@ Symbols
     With weights ω [B, C·K], ω_xc the mean over the class's K entries: every exponent is multiplied by ω_xc.
 
 Settings
-    λ = 64, m = 0.5, K = 1; sub-centres K = 3 (faces).
+    λ = 64, m = 0.5, K = 1; with sub-centres K = 3 (faces), as commonly used.
 
 Departures
     cos(arccos S + m) is S cos m − √(1 − S²) sin m with 1 − S² floored at 1e-12, for a finite gradient at S = ±1.
@@ -32,6 +32,7 @@ import math
 import torch
 from torch import Tensor
 
+from nearkin.errors import above_zero, zero_or_more
 from nearkin.losses.class_similarity import by_class, class_weights, cross_entropy, own
 from nearkin.method import Loss
 from nearkin.proxies import Initial, Proxies
@@ -67,6 +68,8 @@ class ArcFace(Loss):
         initial: Initial = "normal",
     ) -> None:
         super().__init__()
+        above_zero("arcface", scale=scale)
+        zero_or_more("arcface", margin=margin)
         self.scale, self.margin = scale, margin
         self.proxies = Proxies(classes, dim, per_class=per_class, speed=speed, initial=initial)
 

@@ -23,6 +23,7 @@ Relations
 from torch import Tensor
 from torch.nn import functional as F
 
+from nearkin.errors import above_zero
 from nearkin.method import Loss
 from nearkin.similarity import Relation, count, log_sum_exp, mean_where, weighted
 
@@ -44,6 +45,7 @@ class Circle(Loss):
 
     def __init__(self, *, margin: float = 0.25, gamma: float = 256.0) -> None:
         super().__init__()
+        above_zero("circle", gamma=gamma)
         self.margin, self.gamma = margin, gamma
 
     def objective(self, r: Relation, weights: Tensor | None = None) -> Tensor:

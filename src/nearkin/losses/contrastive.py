@@ -35,6 +35,7 @@ from typing import Literal
 
 from torch import Tensor
 
+from nearkin.errors import zero_or_more
 from nearkin.method import Loss
 from nearkin.similarity import Relation, count, distance, mean_where, top_of_row, total_of, weighted
 
@@ -95,6 +96,7 @@ class Contrastive(Loss):
         mining: Mining = "all",
     ) -> None:
         super().__init__()
+        zero_or_more("contrastive", positive=positive, negative=negative)
         self.form, self.margin, self.positive, self.negative = form, margin, positive, negative
         self.reduce: Reduce = reduce
         self.mining: Mining = mining

@@ -14,7 +14,7 @@ Symbols
     With weights ω [B, C·K], ω_xc the mean over the class's K entries: every exponent is multiplied by ω_xc.
 
 Settings
-    λ = 64, m = 0.35, K = 1 (faces).
+    λ = 64, m = 0.35, K = 1 (faces), as commonly used.
 
 Departures
     The paper has one proxy a class; at `per_class` > 1 a class is as near as the nearest of its proxies, as in
@@ -26,6 +26,7 @@ Relations
 
 from torch import Tensor
 
+from nearkin.errors import above_zero, zero_or_more
 from nearkin.losses.class_similarity import by_class, class_weights, cross_entropy, own
 from nearkin.method import Loss
 from nearkin.proxies import Initial, Proxies
@@ -55,6 +56,8 @@ class CosFace(Loss):
         initial: Initial = "normal",
     ) -> None:
         super().__init__()
+        above_zero("cosface", scale=scale)
+        zero_or_more("cosface", margin=margin)
         self.scale, self.margin = scale, margin
         self.proxies = Proxies(classes, dim, per_class=per_class, speed=speed, initial=initial)
 

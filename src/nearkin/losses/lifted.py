@@ -28,6 +28,7 @@ Relations
 import torch
 from torch import Tensor
 
+from nearkin.errors import zero_or_more
 from nearkin.method import Loss
 from nearkin.similarity import Relation, distance, largest, log_sum_exp, total_of, weighted
 
@@ -54,6 +55,7 @@ class Lifted(Loss):
 
     def __init__(self, *, margin: float = 1.0, smooth: bool = True) -> None:
         super().__init__()
+        zero_or_more("lifted", margin=margin)
         self.margin, self.smooth = margin, smooth
 
     def objective(self, r: Relation, weights: Tensor | None = None) -> Tensor:

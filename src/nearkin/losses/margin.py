@@ -39,6 +39,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from nearkin.errors import above_zero, zero_or_more
 from nearkin.method import Loss, Step
 from nearkin.similarity import (
     Relation,
@@ -117,6 +118,8 @@ class Margin(Loss):
         over: Over = "nonzero",
     ) -> None:
         super().__init__()
+        above_zero("margin", boundary=boundary, cutoff=cutoff, upper=upper)
+        zero_or_more("margin", margin=margin, nu=nu)
         self.margin, self.nu, self.cutoff, self.upper, self.drawn = margin, nu, cutoff, upper, drawn
         self.sampling: Sampling = sampling
         self.over: Over = over

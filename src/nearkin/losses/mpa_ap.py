@@ -30,6 +30,7 @@ Relations
 import torch
 from torch import Tensor
 
+from nearkin.errors import above_zero, zero_or_more
 from nearkin.losses.class_similarity import Similarity, by_class, class_weights, regulariser
 from nearkin.method import Loss
 from nearkin.proxies import Initial, Proxies
@@ -62,6 +63,8 @@ class MPAAP(Loss):
         initial: Initial = "normal",
     ) -> None:
         super().__init__()
+        above_zero("mpa_ap", alpha=alpha, gamma=gamma)
+        zero_or_more("mpa_ap", tau=tau)
         self.alpha, self.delta, self.gamma, self.tau = alpha, delta, gamma, tau
         self.similarity: Similarity = similarity
         self.proxies = Proxies(classes, dim, per_class=per_class, speed=speed, initial=initial)

@@ -28,6 +28,7 @@ Relations
 from torch import Tensor
 from torch.nn import functional as F
 
+from nearkin.errors import zero_or_more
 from nearkin.method import Loss
 from nearkin.similarity import EMPTY, Relation, log_sum_exp, mean_where, weighted
 
@@ -55,6 +56,7 @@ class NPair(Loss):
 
     def __init__(self, *, norm: float = 0.002) -> None:
         super().__init__()
+        zero_or_more("n_pair", norm=norm)
         self.norm = norm
 
     def objective(self, r: Relation, weights: Tensor | None = None) -> Tensor:

@@ -14,7 +14,8 @@ Symbols
     With weights ω [B, C·K], ω_xc the mean over the class's K entries: every exponent is multiplied by ω_xc.
 
 Settings
-    T = 0.05, K = 1, layer norm before the embedding is normalised, class-balanced batches, ResNet-50.
+    T = 0.05, K = 1, layer norm before the embedding is normalised, class-balanced batches. The authors' code:
+    ResNet-50, 2,048-d, batch 75 with 25 images a class (CUB, Cars) or 5 (SOP, In-Shop).
 
 Departures
     The paper has one proxy a class; at `per_class` > 1 a class is as near as the nearest of its proxies, as in
@@ -28,6 +29,7 @@ Relations
 
 from torch import Tensor
 
+from nearkin.errors import above_zero
 from nearkin.losses.class_similarity import by_class, class_weights, cross_entropy, own
 from nearkin.method import Loss
 from nearkin.proxies import Initial, Proxies
@@ -56,6 +58,7 @@ class NormSoftmax(Loss):
         initial: Initial = "normal",
     ) -> None:
         super().__init__()
+        above_zero("norm_softmax", temperature=temperature)
         self.temperature = temperature
         self.proxies = Proxies(classes, dim, per_class=per_class, speed=speed, initial=initial)
 

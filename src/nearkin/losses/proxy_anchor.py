@@ -28,6 +28,7 @@ from typing import Literal
 
 from torch import Tensor
 
+from nearkin.errors import above_zero
 from nearkin.method import Loss
 from nearkin.proxies import Initial, Proxies
 from nearkin.similarity import Relation, count, log1p_sum_exp, total_of, weighted
@@ -80,6 +81,7 @@ class ProxyAnchor(Loss):
         initial: Initial = "normal",
     ) -> None:
         super().__init__()
+        above_zero("proxy_anchor", alpha=alpha)
         self.alpha, self.delta = alpha, delta
         self.positives: Literal["batch", "all"] = positives
         self.proxies = Proxies(classes, dim, per_class=per_class, speed=speed, initial=initial)

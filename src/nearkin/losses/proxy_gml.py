@@ -43,6 +43,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from nearkin.errors import above_zero, zero_or_more
 from nearkin.losses.class_similarity import cross_entropy, own
 from nearkin.method import Loss
 from nearkin.proxies import Initial, Proxies
@@ -103,6 +104,8 @@ class ProxyGML(Loss):
         initial: Initial = "normal",
     ) -> None:
         super().__init__()
+        above_zero("proxy_gml", ratio=ratio, scale=scale)
+        zero_or_more("proxy_gml", weight=weight)
         self.ratio, self.scale, self.weight = ratio, scale, weight
         self.over: Over = over
         self.proxies = Proxies(classes, dim, per_class=per_class, speed=speed, initial=initial)

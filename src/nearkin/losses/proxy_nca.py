@@ -15,7 +15,8 @@ Symbols
     with the largest of them.
 
 Settings
-    σ = 1, one proxy a class, 64-d, Inception with batch normalisation, 227 px crops, batch 32, RMSprop.
+    One proxy a class, Inception with batch normalisation, RMSprop. As commonly used: 64-d, 227 px crops, batch 32.
+    A public re-implementation scales both sides by 3 (σ = 9; CUB, Cars), or proxies alone by 8 or 12 (SOP).
     As Proxy-Anchor's baseline: σ = 32, the positive in the sum, proxies' learning rate × 1.
 
 Departures
@@ -29,6 +30,7 @@ Relations
 
 from torch import Tensor
 
+from nearkin.errors import above_zero
 from nearkin.losses.class_similarity import own
 from nearkin.method import Loss
 from nearkin.proxies import Initial, Proxies
@@ -58,6 +60,7 @@ class ProxyNCA(Loss):
         initial: Initial = "normal",
     ) -> None:
         super().__init__()
+        above_zero("proxy_nca", scale=scale)
         self.scale = scale
         self.proxies = Proxies(classes, dim, per_class=per_class, speed=speed, initial=initial)
 

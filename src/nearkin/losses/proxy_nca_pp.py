@@ -31,6 +31,7 @@ Relations
 
 from torch import Tensor
 
+from nearkin.errors import above_zero
 from nearkin.losses.class_similarity import cross_entropy, own
 from nearkin.method import Loss
 from nearkin.proxies import Initial, Proxies
@@ -60,6 +61,7 @@ class ProxyNCAPP(Loss):
         initial: Initial = "normal",
     ) -> None:
         super().__init__()
+        above_zero("proxy_nca_pp", temperature=temperature)
         self.temperature = temperature
         self.proxies = Proxies(classes, dim, per_class=per_class, speed=speed, initial=initial)
 

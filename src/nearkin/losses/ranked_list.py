@@ -13,7 +13,8 @@ Symbols
     w is a constant of the gradient. Weights multiply d − (α − m) and α − d, in the exponent of w too.
 
 Settings
-    α = 1.2, m = 0.4, T = 10, λ = 1; 3 images a class.
+    α = 1.2, m = 0.4, T = 10, λ = 1, as commonly used. The authors' code for CUB: α = 1.4, m = 0.2, T = 10, 20 classes
+    of 3 images a batch.
 
 Departures
     w is held constant, since it is there to weigh gradients: differentiated too, as some public code does, it would
@@ -26,6 +27,7 @@ Relations
 import torch
 from torch import Tensor
 
+from nearkin.errors import above_zero, zero_or_more
 from nearkin.method import Loss
 from nearkin.similarity import Relation, count, distance, log_sum_exp, total, total_of, weighted
 
@@ -53,6 +55,8 @@ class RankedList(Loss):
         self, *, radius: float = 1.2, margin: float = 0.4, temperature: float = 10.0, balance: float = 1.0
     ) -> None:
         super().__init__()
+        above_zero("ranked_list", radius=radius)
+        zero_or_more("ranked_list", margin=margin, temperature=temperature, balance=balance)
         self.radius, self.margin, self.temperature, self.balance = radius, margin, temperature, balance
 
     def objective(self, r: Relation, weights: Tensor | None = None) -> Tensor:

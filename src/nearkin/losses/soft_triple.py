@@ -39,6 +39,7 @@ Relations
 
 from torch import Tensor
 
+from nearkin.errors import above_zero, zero_or_more
 from nearkin.losses.class_similarity import Similarity, by_class, class_weights, cross_entropy, own, regulariser
 from nearkin.method import Loss
 from nearkin.proxies import Initial, Proxies
@@ -71,6 +72,8 @@ class SoftTriple(Loss):
         initial: Initial = "normal",
     ) -> None:
         super().__init__()
+        above_zero("soft_triple", scale=scale, gamma=gamma)
+        zero_or_more("soft_triple", tau=tau)
         self.scale, self.delta, self.gamma, self.tau = scale, delta, gamma, tau
         self.similarity: Similarity = similarity
         self.proxies = Proxies(classes, dim, per_class=per_class, speed=speed, initial=initial)

@@ -22,6 +22,7 @@ Relations
 
 from torch import Tensor
 
+from nearkin.errors import above_zero
 from nearkin.method import Loss
 from nearkin.similarity import Relation, count, log_sum_exp, mean_where, total, weighted
 
@@ -41,6 +42,7 @@ class SupCon(Loss):
 
     def __init__(self, *, temperature: float = 0.1) -> None:
         super().__init__()
+        above_zero("supcon", temperature=temperature)
         self.temperature = temperature
 
     def objective(self, r: Relation, weights: Tensor | None = None) -> Tensor:

@@ -34,6 +34,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from nearkin.errors import zero_or_more
 from nearkin.method import Loss
 from nearkin.similarity import Relation, count, squared_distance, total_of, weighted
 from nearkin.similarity import distance as euclidean
@@ -95,6 +96,7 @@ class Triplet(Loss):
         self, *, margin: float = 0.2, squared: bool = True, mining: Mining = "all", over: Over = "nonzero"
     ) -> None:
         super().__init__()
+        zero_or_more("triplet", margin=margin)
         self.margin, self.squared = margin, squared
         self.mining: Mining = mining
         self.over: Over = over
