@@ -9,6 +9,8 @@ beside the bare work: decoding, embedding and searching without a server. Client
 import argparse
 import asyncio
 import json
+import os
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -129,6 +131,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=10, help="searches of each client in the longer run (default 10)")
     parser.add_argument("--out", type=Path, help="a JSON file for the figures and where they come from")
     args = parser.parse_args()
+    others = os.getloadavg()[0]  # processes that wanted the machine before: with more than its cores, times are long
     with tempfile.TemporaryDirectory() as folder:
         rows = measure(Path(folder), at_once=args.clients, rounds=args.rounds)
     table = Table(
@@ -138,7 +141,8 @@ def main() -> None:
         table.add_row(r.what, str(r.searches), str(r.errors), f"{r.p50:.1f}", f"{r.p99:.1f}", f"{r.per_second:.0f}")
     Console(width=120).print(table)
     if args.out:
-        write_json(args.out, {"rows": [r._asdict() for r in rows], **provenance()})
+        about = {"command": shlex.join(["python", *sys.argv]), "data": DATA, "load": others}
+        write_json(args.out, {**about, "rows": [r._asdict() for r in rows], **provenance()})
     sys.exit(any(r.errors for r in rows))
 
 

@@ -137,8 +137,13 @@ def test_folds_become_one_file(tmp_path):
     for name in ("one", "two"):
         run_of(tmp_path / "folds" / name, "conv4")
     write_json(tmp_path / "folds" / "config.json", {"parts": ["one", "two"]})
-    done = export(tmp_path / "folds", tmp_path / "folds.pt2")
-    assert done.about["output"]["shape"] == ["batch", 48]
+    done = {suffix: export(tmp_path / "folds", tmp_path / f"folds.{suffix}") for suffix in ("pt2", "onnx")}
+    assert done["pt2"].about == done["onnx"].about
+    assert done["onnx"].about["output"]["shape"] == ["batch", 48]
+    model = nk.load(tmp_path / "folds", device="cpu")
+    inputs, ours = network_inputs(model, photographs()), model.embed(photographs()).numpy()
+    theirs = session_of(done["onnx"].path).run(["embeddings"], {"images": inputs.numpy()})[0]
+    np.testing.assert_allclose(theirs, ours, atol=1e-4)
 
 
 def test_a_torch_program_gives_our_embeddings(runs, tmp_path):

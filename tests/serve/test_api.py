@@ -115,6 +115,11 @@ def test_examples_are_of_many_classes(client, index):
     assert len({item["label"] for item in items}) == 10
     many = client.get("/api/examples", params={"count": 60}).json()["items"]
     assert len({item["id"] for item in many}) == 60  # more than there are classes
+    wanted = sorted(set(index.items().labels))[:2]
+    some = client.get("/api/examples", params={"count": 100, "label": wanted}).json()["items"]
+    assert {item["id"] for item in some} == {
+        item for item, label in zip(index.items().ids, index.items().labels, strict=True) if label in wanted
+    }
 
 
 @pytest.mark.parametrize(

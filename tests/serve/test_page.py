@@ -5,6 +5,7 @@ import re
 from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import nearkin.serve
@@ -41,7 +42,7 @@ def opened(browser, address, *, viewport=None, complaints=(), **context):
 @pytest.fixture
 def page(browser, server):
     with opened(browser, server) as page:
-        expect(page.locator("#hits a")).to_have_count(24)
+        expect(page.locator("#hits a")).to_have_count(20)
         yield page
 
 
@@ -121,7 +122,8 @@ def test_a_click_searches_on_and_back_goes_back(page, pictures):
     expect(page.locator("#query")).to_contain_text("Your picture")
     expect(hits(page).first).to_have_attribute("title", str(pictures[3][0]))
     page.go_back()
-    expect(hits(page)).to_have_count(24)
+    expect(page.locator("#status")).to_have_text("Or begin with one of these.")
+    expect(page.locator("#query")).to_be_empty()
     page.go_forward()
     page.go_forward()
     expect(page.locator("#query .path")).to_have_text(chosen)
@@ -151,6 +153,17 @@ def test_how_many_and_which_labels(page, pictures, index):
     page.locator("#chosen button").click()
     expect(hits(page)).to_have_count(10)
     assert "label=" not in page.url
+
+
+def test_labels_narrow_what_one_begins_with(page, pictures):
+    page.locator("#label").fill(pictures[-1][1])
+    page.locator("#label").press("Enter")
+    expect(hits(page)).to_have_count(3)
+    expect(page.locator("#hits .label").first).to_have_text("photograph")
+    page.locator("#chosen button").click()
+    expect(hits(page)).to_have_count(20)
+    page.locator("#k").select_option("10")
+    expect(hits(page)).to_have_count(10)
 
 
 def test_labels_are_text_and_nothing_else(page, index):
@@ -256,6 +269,32 @@ def test_the_map_works_by_keyboard(page, server):
     page.keyboard.press("ArrowRight")
     page.keyboard.press("Enter")
     expect(page.locator("#query .path")).to_have_text(nearest)
+
+
+def test_the_map_names_few_classes_that_lie_together(browser, live, tmp_path, picture):
+    rng = np.random.default_rng(0)
+    labels = [name for name in ("north", "south", "east") for _ in range(12)] + ["everywhere"] * 36
+    centres = dict(zip(("north", "south", "east"), 9 * np.eye(3, 8), strict=True))
+    around = [centres.get(label, list(centres.values())[n % 3]) for n, label in enumerate(labels)]
+    x = (np.stack(around) + 0.3 * rng.normal(size=(len(labels), 8))).astype(np.float32)
+    index = create_index(tmp_path / "few", dim=8, space="euclidean")
+    index.add(x, paths=[f"/{n}.png" for n in range(len(labels))], labels=labels)
+    with opened(browser, live(make_app(index, None)), complaints=("404",)) as page:
+        page.add_init_script(
+            """window.written = new Set();
+            const write = CanvasRenderingContext2D.prototype.fillText;
+            CanvasRenderingContext2D.prototype.fillText = function (text, ...where) {
+                window.written.add(text);
+                return write.call(this, text, ...where);
+            };"""
+        )
+        page.reload()
+        drawn(page).wait_for_timeout(200)
+        page.evaluate("window.written.clear()")
+        page.locator("#zoom-all").click()
+        page.wait_for_timeout(200)
+        assert set(page.evaluate("[...window.written]")) == {"north", "south", "east"}
+        page.locator("#map").screenshot(path=picture("serve-names"))
 
 
 def test_pictures_show_when_one_comes_close(page, server, picture):
@@ -374,10 +413,10 @@ def test_the_token_is_asked_for_once(browser, index, live, picture):
         expect(page.locator("p")).to_contain_text("The token is wrong.")
         page.locator("#token").fill("correct horse")
         page.keyboard.press("Enter")
-        expect(hits(page)).to_have_count(24)
+        expect(hits(page)).to_have_count(20)
         assert "token" not in page.url
         page.reload()
-        expect(hits(page)).to_have_count(24)
+        expect(hits(page)).to_have_count(20)
 
 
 def test_the_rough_map_becomes_the_careful_one(browser, index, live, tmp_path, monkeypatch):

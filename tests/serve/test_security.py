@@ -10,6 +10,7 @@ import urllib.error
 import urllib.request
 import zlib
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
 
 import pytest
 from PIL import Image, features
@@ -146,6 +147,28 @@ def test_bombs_and_strange_files_are_refused_before_they_are_decoded(index, mode
     assert words in answer.json()["error"]
 
 
+def crowded(kind):
+    """A small picture between very many empty parts, each of which its reader looks at."""
+    data = encoded(Image.new("RGB", (32, 32), "red"), kind)
+    end = data.rindex(b"IEND") - 4 if kind == "PNG" else 0
+    chunk = struct.pack(">I", 0) + b"abCd" + struct.pack(">I", zlib.crc32(b"abCd"))
+    return {
+        "PNG": lambda: data[:33] + chunk * 100_000 + data[33:],
+        "PNG behind": lambda: data[:end] + chunk * 100_000 + data[end:],
+        "JPEG": lambda: data[:2] + b"\xff\xfe\x00\x02" * 100_000 + data[2:],
+        "PPM": lambda: b"P6\n" + b"#\n" * 100_000 + data[3:],
+    }
+
+
+@pytest.mark.parametrize("where", ["PNG", "PNG behind", "JPEG", "PPM"])
+def test_a_file_of_very_many_parts_is_read_no_further(index, model, where):
+    data = crowded(where.split()[0])[where]()
+    with client_of(index, model) as client:
+        answer = client.post("/api/search", content=data)
+    assert answer.status_code == 400
+    assert "more parts than any honest file" in answer.json()["error"]
+
+
 def test_a_jpeg_file_with_endless_passes_is_refused(index, model):
     data = encoded(Image.new("RGB", (64, 64), "red"), "JPEG", progressive=True)
     start = data.rindex(b"\xff\xda")
@@ -261,6 +284,97 @@ def test_slow_clients_stall_nobody_and_are_shown_out(index, model, pictures, liv
         connection.close()
 
 
+def silent(address, data=b""):
+    """A connection on which no request is ever complete."""
+    host, port = address.removeprefix("http://").split(":")
+    connection = socket.create_connection((host, int(port)), timeout=10)
+    connection.sendall(data)
+    return connection
+
+
+def is_closed(connection):
+    try:
+        return connection.recv(1000) == b""
+    except ConnectionError:
+        return True
+
+
+def test_who_does_not_ask_is_shown_out(index, live, monkeypatch):
+    monkeypatch.setattr("nearkin.serve.connection.SECONDS", 0.3)
+    address = live(make_app(index, None))
+    half = b"GET / HTTP/1.1\r\nHost: local"
+    whole = b"GET /api/about HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    with silent(address) as first, silent(address, half) as second, silent(address, whole + half) as third:
+        assert b" 200 " in third.recv(100)
+        assert eventually(lambda: is_closed(third))  # after that answer, and no second one
+        assert is_closed(first)
+        assert is_closed(second)
+
+
+def test_who_is_silent_gives_up_its_place_to_who_asks(index, live, monkeypatch):
+    monkeypatch.setattr("nearkin.serve.connection.PLACES", 20)
+    address = live(make_app(index, None))
+    with ExitStack() as stack:
+        crowd = [stack.enter_context(silent(address, b"GET / HT")) for _ in range(60)]
+        assert urllib.request.urlopen(f"{address}/api/about", timeout=5).status == 200
+        assert is_closed(crowd[0])
+        assert is_closed(crowd[39])
+        crowd[-1].settimeout(0.1)
+        with pytest.raises(TimeoutError):  # there is room for the last ones, and their time is not over
+            crowd[-1].recv(1)
+
+
+@pytest.mark.parametrize("requests", [1, 2])
+def test_who_does_not_take_its_answer_is_shown_out(index, live, monkeypatch, requests):
+    """An answer that the sockets cannot hold, which nobody reads; the second one waits for the first to be taken."""
+    monkeypatch.setattr("nearkin.serve.connection.SECONDS", 0.3)
+    monkeypatch.setattr("nearkin.serve.atlas.Atlas.get", lambda _self: b" " * 20_000_000)
+    address = live(make_app(index, None))
+    with silent(address, b"GET /api/map HTTP/1.1\r\nHost: localhost\r\n\r\n" * requests) as connection:
+        time.sleep(1.5)
+        read = 0
+        with suppress(ConnectionError):
+            while part := connection.recv(2**20):
+                read += len(part)
+    assert read < 20_000_000
+
+
+def test_who_takes_its_answer_slowly_gets_it_whole(index, live, monkeypatch):
+    monkeypatch.setattr("nearkin.serve.connection.SECONDS", 0.2)
+    monkeypatch.setattr("nearkin.serve.atlas.Atlas.get", lambda _self: b" " * 20_000_000)
+    address = live(make_app(index, None))
+    read = 0
+    with silent(address, b"GET /api/map HTTP/1.1\r\nHost: localhost\r\n\r\n") as connection:
+        while read < 20_000_000 and (part := connection.recv(400_000)):
+            read += len(part)
+            time.sleep(0.02)  # a second or more in all
+    assert read >= 20_000_000
+
+
+def test_large_pictures_hold_up_no_small_one(index, model, pictures, live, monkeypatch):
+    gate, decode = threading.Event(), serve_pictures.decode
+    begun = []
+
+    def slow(data, *arguments, **options):
+        if len(data) > 3000:
+            begun.append(1)
+            gate.wait(20)
+        return decode(data, *arguments, **options)
+
+    monkeypatch.setattr(serve_pictures, "decode", slow)
+    monkeypatch.setattr("nearkin.serve.service.LARGE", 100 * 100)
+    address = live(make_app(index, model, limits=Limits(waiting_large=2)))
+    large = encoded(Image.frombytes("L", (128, 128), os.urandom(128 * 128)), "PNG")
+    with ThreadPoolExecutor(6) as pool:
+        asked = [pool.submit(post, address, large) for _ in range(6)]
+        assert eventually(lambda: sum(one.done() for one in asked) == 3)  # one is decoded, two wait
+        assert begun == [1]
+        assert post(address, pictures[3][0].read_bytes())[0] == 200
+        gate.set()
+        codes = sorted(one.result()[0] for one in asked)
+    assert codes == [200] * 3 + [503] * 3
+
+
 class Held:
     """An index that lets a search wait until it is released."""
 
@@ -335,6 +449,12 @@ def test_a_wrong_token_is_refused_however_it_is_given(index, wrong):
         assert client.get("/api/about", params={"token": wrong}, follow_redirects=False).status_code == 401
         assert client.get("/api/about", headers={"cookie": f"nearkin_80={wrong}".encode()}).status_code == 401
         assert client.get("/api/about", headers={"cookie": f"nearkin_80={TOKEN}".encode()}).status_code == 401
+
+
+@pytest.mark.parametrize("cookie", [b"a\x01=\x02", b'=;,"\\', b"nearkin_80", b'nearkin_80="\\777', b"\xff=\xfe"])
+def test_a_mangled_cookie_is_none(index, cookie):
+    with client_of(index, token=TOKEN) as client:
+        assert client.get("/api/about", headers={"cookie": cookie}).status_code == 401
 
 
 def test_the_token_is_taken_from_the_header(index):

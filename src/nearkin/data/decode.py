@@ -30,6 +30,9 @@ Bytes = NDArray[np.uint8]
 PIXEL_LIMIT = 100_000_000
 """Pixels beyond which an image is taken for a decompression bomb. Pillow by itself refuses more than 179 million."""
 
+READS = 100_000
+"""How often Pillow may read from one file: some twenty megabytes of PNG in its smallest usual parts, several times."""
+
 _ORIENTATION = 0x0112  # the EXIF tag
 _SIDEWAYS = (5, 6, 7, 8)  # its values that swap height and width
 _LUMA = (19595, 38470, 7471)  # Rec. 601 in 1/65536
@@ -41,6 +44,26 @@ class BadImage(NearkinError):  # noqa: N818 (it is an image)
     def __init__(self, path: Path | str, reason: str, *, row: int = -1) -> None:
         super().__init__(f"Cannot use the image {path}: {reason}. Replace it or take it out of the data.")
         self.path, self.reason, self.row = Path(path), reason, row
+
+
+class TooManyParts(OSError):  # noqa: N818 (it says what is wrong)
+    """A file of so many small parts that it is meant to keep a processor busy."""
+
+
+class Bounded(io.BytesIO):
+    """A file in memory that is read so often and no more.
+
+    Pillow goes through a file's parts one by one. A few megabytes hold millions of empty ones, which take a minute.
+    """
+
+    reads = 0
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        """Some bytes, or TooManyParts."""
+        self.reads += 1
+        if self.reads > READS:
+            raise TooManyParts("it has more parts than any honest file")
+        return super().read(size)
 
 
 def stored_size(height: int, width: int, short: int) -> tuple[int, int]:
@@ -77,7 +100,7 @@ def measure(path: Path, *, short: int, limit: int = PIXEL_LIMIT) -> tuple[int, i
 
 def decode(data: bytes, path: Path, *, short: int, channels: int = 3, limit: int = PIXEL_LIMIT) -> Tensor:
     """The pixels of an image file's bytes, uint8 [channels, h, w]; `path` is for the message only."""
-    file = io.BytesIO(data)
+    file = Bounded(data)
     with _open(file, path, limit) as image:
         orientation = _orientation(image, file)
         pixels = _jpeg(data, image) if simplejpeg is not None else None
@@ -85,6 +108,12 @@ def decode(data: bytes, path: Path, *, short: int, channels: int = 3, limit: int
             pixels = _pillow(image, path)
     turned = _turn(torch.from_numpy(pixels).permute(2, 0, 1), orientation)
     return as_channels(resize(turned, short), channels)
+
+
+def picture(image: Image.Image) -> Tensor:
+    """The pixels of Pillow's image as those of its file would be, before they are resized: uint8 [1 or 3, h, w]."""
+    name = getattr(image, "filename", "") or "in memory"
+    return _turn(torch.from_numpy(_pillow(image, name)).permute(2, 0, 1), _tag(image))
 
 
 def resize(image: Tensor, short: int) -> Tensor:
@@ -146,6 +175,10 @@ def _orientation(image: Image.Image, file: IO[bytes]) -> int:
         file.seek(here)
         if not found:
             return 1
+    return _tag(image)
+
+
+def _tag(image: Image.Image) -> int:
     try:
         value = image.getexif().get(_ORIENTATION, 1)
     except Exception:  # a mangled tag says nothing about the pixels, and damaged pixels show when they are decoded
@@ -172,7 +205,7 @@ def _jpeg(data: bytes, image: Image.Image) -> Bytes | None:
     return pixels
 
 
-def _pillow(image: Image.Image, path: Path) -> Bytes:
+def _pillow(image: Image.Image, path: Path | str) -> Bytes:
     """[h, w, 1 or 3] of any image Pillow can read."""
     if image.mode == "F":
         raise BadImage(path, "floating-point pixels have no known range")

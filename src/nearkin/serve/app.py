@@ -102,8 +102,10 @@ def _add_api(app: FastAPI, service: Service) -> None:
         return service.about
 
     @app.get("/api/examples", responses=problems(401, 422), summary="Pictures to begin with")
-    async def examples(count: Annotated[int, Query(ge=1, le=100, description="How many.")] = 24) -> Examples:
-        return await asyncio.to_thread(service.examples, count)
+    async def examples(
+        count: Annotated[int, Query(ge=1, le=service.limits.hits, description="How many.")] = 20, label: labels = None
+    ) -> Examples:
+        return await asyncio.to_thread(service.examples, count, label)
 
     @app.get("/api/search", responses=problems(401, 404, 422, 503), summary="The kin of an item")
     async def search_by_item(id: item, k: k = 20, label: labels = None) -> Found:  # noqa: A002

@@ -3,11 +3,11 @@
 import hashlib
 import hmac
 from collections.abc import Awaitable, Callable, Collection, MutableMapping
-from http.cookies import SimpleCookie
 from typing import Any
 from urllib.parse import parse_qsl, urlencode
 
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import cookie_parser
 from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
 
 Scope = MutableMapping[str, Any]
@@ -86,8 +86,7 @@ class Guard:
         assert self.token is not None
         scheme, _, given = headers.get("authorization", "").partition(" ")
         bearer = given.strip().encode("latin-1") if scheme.lower() == "bearer" else b""
-        cookie = SimpleCookie(headers.get("cookie", "")).get(_cookie_name(scope))
-        ticket = b"" if cookie is None else cookie.value.encode()
+        ticket = cookie_parser(headers.get("cookie", "")).get(_cookie_name(scope), "").encode()
         by_header = hmac.compare_digest(_digest(bearer), _digest(self.token))
         return hmac.compare_digest(_digest(ticket), _digest(self.ticket)) | by_header
 

@@ -17,6 +17,7 @@ class Limits:
     hits: int = 200
     batch: int = 32  # searches that are answered together
     waiting: int = 512  # jobs of a kind that may wait; who comes then is told to come again
+    waiting_large: int = 8  # large pictures that may wait, seconds each
     threads: int = 2  # that decode uploads; as many again make thumbnails
 
     def __post_init__(self) -> None:

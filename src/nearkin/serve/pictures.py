@@ -14,7 +14,7 @@ from PIL import Image
 from torch import Tensor
 
 from nearkin.data.augment import central
-from nearkin.data.decode import BadImage, decode, read
+from nearkin.data.decode import BadImage, Bounded, TooManyParts, decode, read
 from nearkin.data.pixels import Pixels
 from nearkin.serve.limits import Refused
 
@@ -24,13 +24,18 @@ FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 SCANS = 100
 """Passes over a progressive JPEG file beyond which its few bytes are meant to keep a processor busy."""
 
+LARGE = 16_000_000
+"""Pixels beyond which a picture waits for others of its size, one decoded at a time, and holds up no smaller one."""
+
 THUMBNAILS = (64, 256, 768)
 """The short sides at which pictures are sent."""
 
 
 def decode_upload(data: bytes, *, short: int, size: int, channels: int, limit: int) -> Tensor:
-    """The central square of an uploaded picture, uint8 [channels, size, size], as a file on disk would give it."""
-    check_upload(data, limit=limit)
+    """The central square of an uploaded picture, uint8 [channels, size, size], as a file on disk would give it.
+
+    Call `check_upload` first.
+    """
     try:
         pixels = decode(data, Path("picture"), short=short, channels=channels, limit=limit)
     except BadImage as error:
@@ -39,19 +44,22 @@ def decode_upload(data: bytes, *, short: int, size: int, channels: int, limit: i
     return central(whole, size)[0]
 
 
-def check_upload(data: bytes, *, limit: int) -> None:
-    """Refuse what is no picture, or one that would take too long, by its header alone."""
+def check_upload(data: bytes, *, limit: int) -> int:
+    """How many pixels a picture has; what is none, or would take too long, is refused by its header alone."""
     try:
-        with Image.open(io.BytesIO(data), formats=FORMATS) as image:
+        with Image.open(Bounded(data), formats=FORMATS) as image:
             width, height = image.size
     except Image.DecompressionBombError:
         raise Refused(413, f"This picture has far more than {limit:,} pixels, which is what is accepted.") from None
+    except TooManyParts as error:
+        raise Refused(400, f"This picture cannot be used: {error}.") from None
     except Exception:  # Pillow's readers raise whatever a mangled header leads them into
         raise Refused(415, "This is not a picture of a known kind: JPEG, PNG, WebP, GIF, TIFF, BMP, PPM.") from None
     if width * height > limit:
         raise Refused(413, f"This picture has {width:,} × {height:,} pixels; up to {limit:,} are accepted.")
     if data[:2] == b"\xff\xd8" and data.count(b"\xff\xda") > SCANS:  # in pixels a byte ff is always followed by 00
         raise Refused(400, "This JPEG file has more passes than any honest one.")
+    return width * height
 
 
 def thumbnail(path: Path, side: int) -> tuple[bytes, str]:

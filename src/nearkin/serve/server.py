@@ -14,10 +14,12 @@ from nearkin.index import open_index
 from nearkin.model import Model
 from nearkin.search import model_of
 from nearkin.serve.app import make_app
+from nearkin.serve.connection import ACCEPTED, PLACES, Punctual, allow_files
 from nearkin.serve.guard import LOOPBACK, Guard
 from nearkin.serve.limits import Limits
 
 SHORTEST_TOKEN = 8
+LINE = 2048  # clients that may wait to be let in
 
 
 def serve(
@@ -68,29 +70,42 @@ def listen(host: str, port: int) -> socket.socket:
         listener = socket.socket(family, kind, proto)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
-        listener.listen(2048)  # who comes before all is ready waits
+        listener.listen(LINE)  # who comes before all is ready waits
     except (OSError, OverflowError) as error:
         reason = getattr(error, "strerror", None) or error
         raise NearkinError(f"Cannot listen at {host}:{port} ({reason}): choose another --port or --host.") from None
     return listener
 
 
+class Server(uvicorn.Server):
+    """uvicorn with a long line and few let in at a time, which asyncio takes to be one number."""
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Begin to serve."""
+        await super().startup(sockets=sockets)
+        for listener in sockets or ():
+            listener.listen(LINE)
+
+
 def make_server(app: Guard) -> uvicorn.Server:
     """The HTTP server: quiet, without a log of addresses (they hold tokens), trusting no proxy's word."""
     config = uvicorn.Config(
         app,
+        http=Punctual,
         log_level="warning",
         access_log=False,
         server_header=False,
         proxy_headers=False,
         ws="none",
-        limit_concurrency=2000,
+        limit_concurrency=PLACES,
+        backlog=ACCEPTED,
         timeout_graceful_shutdown=5,
     )
-    return uvicorn.Server(config)
+    return Server(config)
 
 
 def run_app(app: Guard, listener: socket.socket) -> None:
     """Serve until a signal says stop."""
+    allow_files()
     with suppress(KeyboardInterrupt):  # uvicorn hands the signal on once it has finished
         make_server(app).run(sockets=[listener])

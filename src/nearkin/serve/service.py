@@ -16,7 +16,7 @@ from nearkin.search import threshold_of
 from nearkin.serve import answers
 from nearkin.serve.atlas import Atlas
 from nearkin.serve.limits import Limits, Refused
-from nearkin.serve.pictures import Cache, decode_upload, thumbnail
+from nearkin.serve.pictures import LARGE, Cache, check_upload, decode_upload, thumbnail
 from nearkin.serve.searcher import Question, Searcher
 from nearkin.serve.work import Budget, Desk, Pool, finish
 
@@ -32,6 +32,7 @@ class Service:
         self.atlas = Atlas(index, self.ids, self.labels)
         self.budget = Budget(limits.uploads_bytes)
         self.decoding = Pool("decode", threads=limits.threads, waiting=limits.waiting)
+        self.decoding_large = Pool("large", threads=1, waiting=limits.waiting_large)
         self.showing = Pool("show", threads=limits.threads, waiting=limits.waiting)
         self.desk: Desk[Question, list[Hit]] = Desk(
             Searcher(index, model).answer, batch=limits.batch, waiting=limits.waiting
@@ -42,6 +43,7 @@ class Service:
         """Finish what is under way."""
         self.desk.close()
         self.decoding.close()
+        self.decoding_large.close()
         self.showing.close()
 
     def _about(self, name: str, why: str | None) -> answers.About:
@@ -66,15 +68,18 @@ class Service:
         """The kin of a picture of one's own."""
         if self.model is None:
             raise Refused(409, self.about.by_picture_why or "This index has no model to see pictures with.")
+        limit, seconds = self.limits.pixels, self.limits.work_seconds
+        count = await finish(self.decoding.submit(partial(check_upload, data, limit=limit)), seconds)
         decode = partial(
             decode_upload,
             data,
             short=self.model.short,
             size=self.model.size,
             channels=self.model.embedder.trunk.channels,
-            limit=self.limits.pixels,
+            limit=limit,
         )
-        pixels = await finish(self.decoding.submit(decode), self.limits.work_seconds)
+        pool = self.decoding if count <= LARGE else self.decoding_large
+        pixels = await finish(pool.submit(decode), seconds)
         return await self._ask(Question(k, labels=None if labels is None else tuple(labels), pixels=pixels))
 
     async def by_item(self, item_id: str, *, k: int, labels: Sequence[str] | None) -> answers.Found:
@@ -107,15 +112,17 @@ class Service:
 
         return await finish(self.showing.submit(make), self.limits.work_seconds)
 
-    def examples(self, count: int) -> answers.Examples:
+    def examples(self, count: int, labels: Sequence[str] | None = None) -> answers.Examples:
         """Items to begin with: the first of every class, or of every so many classes."""
+        wanted = None if labels is None else frozenset(labels)
+        every = [row for row, label in enumerate(self.labels) if wanted is None or label in wanted]
         first: dict[str | None, int] = {}
-        for row, label in enumerate(self.labels):
-            first.setdefault(label, row)
+        for row in every:
+            first.setdefault(self.labels[row], row)
         rows = sorted(first.values())
         if len(rows) < count:  # few classes, or none: others beside them, evenly
-            step = max(1, len(self.ids) // count)
-            rows = list(dict.fromkeys([*rows, *range(0, len(self.ids), step)]))
+            step = max(1, len(every) // count)
+            rows = list(dict.fromkeys([*rows, *every[::step]]))
         step = max(1, len(rows) // count)
         chosen = rows[::step][:count]
         return answers.Examples(

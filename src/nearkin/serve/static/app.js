@@ -126,6 +126,7 @@ function fail(error, signal) {
   if (signal.aborted) return;
   $("hits").replaceChildren();
   $("hits").classList.remove("stale");
+  map.show({ hits: [], query: null, labels: now().labels });
   if (!(error instanceof Sentence)) console.error(error);
   say(error instanceof Sentence ? error.message : "Something went wrong in this page.", { error: true });
 }
@@ -133,10 +134,13 @@ function fail(error, signal) {
 async function showExamples(state, signal) {
   say("Loading…");
   try {
-    const { items } = await ask("/api/examples?count=24", { signal });
+    const asked = new URLSearchParams({ count: Math.min(state.k, about.most_hits) });
+    for (const label of state.labels) asked.append("label", label);
+    const { items } = await ask(`/api/examples?${asked}`, { signal });
     $("hits").classList.remove("stale");
     $("hits").replaceChildren(...items.map((item) => card(item, state)));
     if (!about.items) return say("The index is empty: add pictures with nearkin index.");
+    if (!items.length) return say("No picture has this label.");
     say(about.by_picture ? "Or begin with one of these." : "Begin with one of these.");
   } catch (error) {
     fail(error, signal);
@@ -206,15 +210,18 @@ function showQuery(query) {
   if (old?.startsWith("blob:")) URL.revokeObjectURL(old);
   box.replaceChildren();
   $("hint").hidden = query !== null;
-  document.querySelector("label[for=file]").textContent = query ? "Another picture" : "Choose a picture";
+  const more = make("span", { class: query ? "less" : "" }, " picture"); // on a phone only heard
+  document.querySelector("label[for=file]").replaceChildren(query ? "Another" : "Choose a", more);
   if (!query || ("file" in query && !query.file)) return;
   if (query.file) {
-    box.append(frame(URL.createObjectURL(query.file), "Your picture"), make("div", { class: "words" }, make("p", {}, "Your picture"), make("p", { class: "path" }, query.file.name ?? "")));
+    box.append(frame(URL.createObjectURL(query.file), "Your picture"), make("div", { class: "words" }, make("p", {}, "Your picture"), make("p", { class: "path" }, make("span", {}, query.file.name ?? ""))));
     return;
   }
   const text = words(query.item);
   text.style.setProperty("--colour", colourOf(query.item.label));
-  text.append(make("p", { class: "path", title: query.item.path }, query.item.path));
+  const name = fileName(query.item.path); // where there is no room for all of a path, its end says more
+  const folder = query.item.path.slice(0, query.item.path.length - name.length);
+  text.append(make("p", { class: "path", title: query.item.path }, make("span", {}, folder), make("span", {}, name)));
   box.append(frame(pictureURL(query.item.id, 256), `Searched by: ${shownLabel(query.item)}`), text);
 }
 

@@ -4,6 +4,8 @@ import { dark } from "/colours.js";
 const CLOSEST = 400; // times the whole map
 const REACH = 14; // pixels around a pointer within which a point is meant
 const PICTURES = 70; // points in view below which they are drawn as pictures
+const NAMES = 14; // classes in view up to which they are named
+const TOGETHER = 0.03; // of the map's width within which half of a class lies, where its name says something
 const still = matchMedia("(prefers-reduced-motion: reduce)");
 
 export class IndexMap {
@@ -11,6 +13,7 @@ export class IndexMap {
     Object.assign(this, { canvas, state, tip, spoken, pictureURL, colourOf, choose });
     this.context = canvas.getContext("2d");
     this.points = null;
+    this.names = [];
     this.extent = { x0: 0, y0: 0, x1: 1, y1: 1 };
     this.view = { scale: 1, x: 0.5, y: 0.5 }; // what lies in the middle, and how many pixels a unit has
     this.marked = { hits: new Set(), query: null, labels: new Set() };
@@ -53,12 +56,26 @@ export class IndexMap {
       method: found.method, ids: found.ids, labels: found.labels, label: found.label, byClass,
       x: Float32Array.from(found.x), y: Float32Array.from(found.y), row: new Map(found.ids.map((id, row) => [id, row])),
     };
+    this.names = this.places(found, byClass);
     this.extent = this.bounds(found.ids.keys());
     this.whole();
     if (old) this.glide(old);
     this.describe(found);
     this.canvas.setAttribute("aria-label", `Map of ${count.toLocaleString("en")} pictures`);
     this.seek();
+  }
+
+  places({ x, y, labels }, byClass) { // of the names of classes that lie together: over the middle of each
+    const part = (values, portion) => values.sort((a, b) => a - b)[Math.floor(portion * (values.length - 1))];
+    const names = [];
+    for (const [number, rows] of byClass) {
+      if (number < 0) continue;
+      const px = part(rows.map((row) => x[row]), 0.5);
+      const py = part(rows.map((row) => y[row]), 0.5);
+      const spread = part(rows.map((row) => Math.hypot(x[row] - px, y[row] - py)), 0.5);
+      if (spread <= TOGETHER) names.push({ name: labels[number], x: px, y: part(rows.map((row) => y[row]), 0.1), count: rows.length });
+    }
+    return names.sort((a, b) => b.count - a.count);
   }
 
   describe({ ids, total, state, method }) {
@@ -227,6 +244,7 @@ export class IndexMap {
     this.drawPoints(asPictures ? 3 : radius);
     if (asPictures) this.drawPictures(visible, side);
     this.drawMarks(radius, side);
+    this.drawNames((side || 2 * radius) / 2 + 6);
     if (document.activeElement === this.canvas && this.byKey) this.drawCross();
   }
 
@@ -265,15 +283,19 @@ export class IndexMap {
 
   drawPictures(rows, side) {
     const { context, points } = this;
-    for (const row of rows) {
+    const found = (row) => Number(this.marked.hits.has(points.ids[row]));
+    context.lineWidth = 4;
+    context.strokeStyle = getComputedStyle(this.canvas).color;
+    for (const row of rows.sort((a, b) => found(a) - found(b))) { // what was found lies on top, with a rim
       const image = this.picture(points.ids[row]);
-      if (!image.complete || !image.naturalWidth) continue;
       const [px, py] = this.at(points.x[row], points.y[row]);
-      const short = Math.min(image.naturalWidth, image.naturalHeight);
-      context.imageSmoothingEnabled = short > 100;
       context.fillStyle = this.colourOf(this.labelOf(row));
       this.outline(px, py, 0, side + 5);
+      if (found(row)) context.stroke();
       context.fill();
+      if (!image.complete || !image.naturalWidth) continue; // not there yet, or gone: its colour stays
+      const short = Math.min(image.naturalWidth, image.naturalHeight);
+      context.imageSmoothingEnabled = short > 100;
       context.drawImage(image, (image.naturalWidth - short) / 2, (image.naturalHeight - short) / 2, short, short, px - side / 2, py - side / 2, side, side);
     }
   }
@@ -307,13 +329,41 @@ export class IndexMap {
       context.strokeStyle = colour;
       context.stroke();
     };
-    for (const id of this.marked.hits) {
+    for (const id of side ? [] : this.marked.hits) {
       const row = points.row.get(id);
       if (row !== undefined) mark(row, 1, 1.5, ink);
     }
     const query = points.row.get(this.marked.query);
     if (query !== undefined) mark(query, 4, 4, ink);
     if (this.hover >= 0) mark(this.hover, 3, 2.5, ink);
+  }
+
+  drawNames(above) { // where few are in view and do not overlap; the largest class first
+    const { context, width, height } = this;
+    const { labels } = this.marked;
+    const inView = this.names.filter(({ name, x, y }) => {
+      const [px, py] = this.at(x, y);
+      return px > 0 && py > 0 && px < width && py < height && (!labels.size || labels.has(name));
+    });
+    if (inView.length > NAMES) return;
+    context.font = "500 12px system-ui, sans-serif";
+    context.textAlign = "center";
+    context.lineJoin = "round";
+    context.lineWidth = 3.5;
+    context.strokeStyle = getComputedStyle(this.canvas.parentElement).backgroundColor;
+    context.fillStyle = getComputedStyle(this.canvas).color;
+    const taken = [{ x: width - 34, half: 34, top: 0, bottom: 160 }, { x: 120, half: 120, top: height - 36, bottom: height }]; // buttons, state
+    for (const { name, x, y } of inView) {
+      const [px, py] = this.at(x, y);
+      const text = name.length > 34 ? `${name.slice(0, 33)}…` : name;
+      const half = context.measureText(text).width / 2 + 4;
+      const box = { x: px, half, top: py - above - 13, bottom: py - above + 4 };
+      const crosses = (other) => Math.abs(other.x - px) < other.half + half && box.top < other.bottom && box.bottom > other.top;
+      if (px < half || px + half > width || box.top < 2 || taken.some(crosses)) continue;
+      taken.push(box);
+      context.strokeText(text, px, box.bottom - 4);
+      context.fillText(text, px, box.bottom - 4);
+    }
   }
 
   drawCross() {
