@@ -14,19 +14,18 @@ those of the processor, which a busy machine disturbs less.
 import argparse
 import shlex
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from hncm_cost import least
+from timing import Work, least, training_step
 from torch import Tensor, nn
 
 from nearkin.backbones import natural_plan
 from nearkin.covering import distances
-from nearkin.method import Step, method
-from nearkin.model import autocast, build_embedder
-from nearkin.plan import make_optimiser, make_plan, set_training
+from nearkin.method import method
+from nearkin.model import build_embedder
+from nearkin.plan import make_plan
 from nearkin.runs import provenance, write_json
 
 PAIR = "contrastive(form=c2, positive=0, negative=0.3841)"
@@ -47,39 +46,18 @@ FULL = Size(100, 8, 32, 11_318, 7, 4, 128)
 SMALL = Size(10, 2, 8, 50, 5, 2, 16)
 
 
-def training_step(spec: str, backbone: str, size: Size, device: torch.device) -> Callable[[], None]:
-    """As Training._one_step, but for reading and augmenting the images."""
+def step_of(spec: str, backbone: str, size: Size, device: torch.device) -> Work:
     settings = {"backbone": backbone, "weights": "none", "dim": size.dim, "device": str(device), "optimiser": "adam"}
     settings |= {"space": "ball", "pool": "avg", "bias": False, "clip_norm": 10.0, "compile": device.type == "cuda"}
-    plan = make_plan(settings, natural_plan(backbone))
+    plan = make_plan({**settings, "clip_value": 0}, natural_plan(backbone))
     torch.manual_seed(0)
     m = method(spec, classes=size.classes, dim=size.dim, space=plan.space)
     embedder = build_embedder(plan, m.space).to(device, memory_format=torch.channels_last)
     m.bind(embedder)
-    m.to(device)
-    network = torch.compile(embedder, mode="reduce-overhead") if plan.compile else embedder
-    set_training(embedder, embedder.trunk, plan, warming_up=False)
-    optimiser = make_optimiser(plan, [{"params": list(embedder.parameters()), "lr": plan.lr}, *m.groups(plan.lr)])
-    parameters = [p for group in optimiser.param_groups for p in group["params"]]
-    side, channels = embedder.trunk.size, embedder.trunk.channels
-    images = torch.randn(size.batch, channels, side, side, device=device).contiguous(memory_format=torch.channels_last)
-    y = torch.arange(size.batch, device=device) // 4
-
-    def step() -> None:
-        optimiser.zero_grad()
-        with autocast(device, plan.precision):
-            x = network(images)
-        now = Step(x, y, embedder, images)
-        m.loss(now).backward()
-        m.after_backward(embedder)
-        torch.nn.utils.clip_grad_norm_(parameters, plan.clip_norm)
-        optimiser.step()
-        m.after_step(now)
-
-    return step
+    return training_step(m.to(device), embedder, plan, torch.arange(size.batch, device=device) // 4)
 
 
-def redraws(size: Size, device: torch.device) -> list[Callable[[], object]]:
+def redraws(size: Size, device: torch.device) -> list[Work]:
     """The bare distances, and a whole redraw."""
     torch.manual_seed(0)
     labels = torch.arange(size.drawn, device=device).repeat_interleave(size.pool)
@@ -98,16 +76,6 @@ def redraws(size: Size, device: torch.device) -> list[Callable[[], object]]:
     return [lambda: distances(points, proxies), lambda: m.at_check(model, embed, labels)]
 
 
-def repeated(work: Callable[[], object], times: int) -> Callable[[], None]:
-    """So many of them as one: a GPU is waited for once."""
-
-    def run() -> None:
-        for _ in range(times):
-            work()
-
-    return run
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--small", action="store_true", help="small sizes, to see that it runs")
@@ -119,13 +87,12 @@ def main() -> None:
     size, device = SMALL if args.small else FULL, torch.device(args.device)
     backbone = args.backbone or ("lite0" if device.type == "cuda" else "conv4")
     ccp = f"ccp({PAIR}, per_class={size.per_class}, pool=12, weight=2e-4)"
-    steps = [training_step(spec, backbone, size, device) for spec in (PAIR, ccp)]
+    steps = [step_of(spec, backbone, size, device) for spec in (PAIR, ccp)]
     each = 20 if device.type == "cuda" else 5
     rows: dict[str, dict[str, Any]] = {}
     print(f"{device}, {torch.get_num_threads()} threads; network of the step: {backbone}")
     for what, pair, repeat in (("step", steps, each), ("redraw", redraws(size, device), 1)):
-        bare, ours = least([repeated(work, repeat) for work in pair], rounds=args.rounds, device=device)
-        bare, ours = bare / repeat, ours / repeat
+        bare, ours = least(pair, rounds=args.rounds, device=device, times=repeat, processors=True)
         rows[what] = {"bare_ms": bare, "ccp_ms": ours, "ratio": ours / bare, "goal": GOALS[what]}
         reached = "" if args.small else f", {'reached' if ours / bare <= GOALS[what] else 'NOT reached'}"
         print(

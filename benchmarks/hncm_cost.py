@@ -9,14 +9,13 @@ at once is timed apart, and its share added. Times on a CPU are of the processor
 """
 
 import argparse
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 from rich.console import Console
 from rich.table import Table
+from timing import least, milliseconds
 
 from nearkin.method import method
 from nearkin.runs import provenance, write_json
@@ -34,29 +33,6 @@ class Row(NamedTuple):
     reached: bool
 
 
-def least(works: list[Callable[[], object]], *, rounds: int, device: torch.device) -> list[float]:
-    """The least milliseconds of each, done in turn; the first round warms up."""
-    best = [float("inf")] * len(works)
-    for turn in range(rounds + 1):
-        for i, work in enumerate(works):
-            took = milliseconds(work, device)
-            if turn:
-                best[i] = min(best[i], took)
-    return best
-
-
-def milliseconds(work: Callable[[], object], device: torch.device) -> float:
-    if device.type == "cpu":
-        start = time.process_time()
-        work()
-        return 1e3 * (time.process_time() - start)
-    torch.cuda.synchronize(device)
-    start = time.perf_counter()
-    work()
-    torch.cuda.synchronize(device)
-    return 1e3 * (time.perf_counter() - start)
-
-
 def embedded(classes: int, dim: int, device: torch.device) -> PROFS:
     """PROFS in the middle of a run: a unit vector kept of every class."""
     m = method("profs(n_pair, hard_classes=True)", classes=classes, dim=dim).to(device)
@@ -72,7 +48,8 @@ def measure(classes: int, *, dim: int, rounds: int, device: torch.device) -> Row
     labels = torch.arange(classes).repeat_interleave(3)
     steps = m.projection(BATCH)
     batches = m.batches(labels, BATCH, seed=0)
-    draws = milliseconds(lambda: next(batches), device) / min(steps, HANDS)  # the first brings what is drawn for many
+    first = milliseconds(lambda: next(batches), device, processors=True)
+    draws = first / min(steps, HANDS)  # the first brings what is drawn for many
     drawn = torch.randperm(classes, device=device)[: BATCH // IMAGES // 2]
 
     works = [
@@ -80,7 +57,7 @@ def measure(classes: int, *, dim: int, rounds: int, device: torch.device) -> Row
         lambda: m.vectors[drawn] @ m.vectors.T,
         lambda: m.vectors @ m.vectors[drawn].T,
     ]
-    batch, *products = least(works, rounds=min(rounds, steps - 2), device=device)
+    batch, *products = least(works, rounds=min(rounds, steps - 2), device=device, processors=True)
     bare = min(products)
     ratio = (batch + draws) / bare
     return Row(classes, batch, bare, draws, ratio, ratio <= GOAL)

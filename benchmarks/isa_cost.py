@@ -10,19 +10,18 @@ Times are the least of all rounds, in turn, so that a busy machine is busy for b
 """
 
 import argparse
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from timing import Work, least, training_step, wait
 from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from nearkin.backbones import natural_plan
 from nearkin.method import Method, Step, method
-from nearkin.model import autocast, build_embedder
-from nearkin.plan import make_optimiser, make_plan, set_training
+from nearkin.model import build_embedder
+from nearkin.plan import make_plan
 from nearkin.runs import provenance, write_json
 
 METHODS = ("proxy_anchor", "proxy_isa(steps_per_epoch=1)")
@@ -62,7 +61,7 @@ def warmed(spec: str, size: Size, device: torch.device) -> Method:
     return m
 
 
-def method_alone(spec: str, size: Size, device: torch.device) -> Callable[[], None]:
+def method_alone(spec: str, size: Size, device: torch.device) -> Work:
     m = warmed(spec, size, device)
     x = torch.randn(size.batch, size.dim, device=device, requires_grad=True)
     y = torch.randint(size.classes, (size.batch,), device=device)
@@ -77,56 +76,15 @@ def method_alone(spec: str, size: Size, device: torch.device) -> Callable[[], No
     return step
 
 
-def training_step(spec: str, size: Size, device: torch.device) -> Callable[[], None]:
-    """As Training._one_step, but for reading and augmenting the images."""
+def whole_step(spec: str, size: Size, device: torch.device) -> Work:
     settings = {"backbone": "lite0", "weights": "none", "dim": size.dim, "size": size.pixels, "device": str(device)}
     plan = make_plan({**settings, "batch": size.batch, "compile": device.type == "cuda"}, natural_plan("lite0"))
     m = warmed(spec, size, device)
     embedder = build_embedder(plan, m.space).to(device, memory_format=torch.channels_last)
-    mode = "reduce-overhead" if device.type == "cuda" else "default"
-    network = torch.compile(embedder, mode=mode) if plan.compile else embedder
-    set_training(embedder, embedder.trunk, plan, warming_up=False)
-    optimiser = make_optimiser(plan, [{"params": list(embedder.parameters()), "lr": plan.lr}, *m.groups(plan.lr)])
-    parameters = [p for group in optimiser.param_groups for p in group["params"]]
-    images = torch.randn(size.batch, 3, size.pixels, size.pixels, device=device)
-    images = images.contiguous(memory_format=torch.channels_last)
-    y = torch.randint(size.classes, (size.batch,), device=device)
-
-    def step() -> None:
-        optimiser.zero_grad()
-        with autocast(device, plan.precision):
-            x = network(images)
-        now = Step(x, y, embedder, images)
-        m.loss(now).backward()
-        m.after_backward(embedder)
-        torch.nn.utils.clip_grad_value_(parameters, plan.clip_value)
-        optimiser.step()
-        m.after_step(now)
-
-    return step
+    return training_step(m, embedder, plan, torch.randint(size.classes, (size.batch,), device=device))
 
 
-def in_turn(steps: list[Callable[[], None]], *, rounds: int, each: int, device: torch.device) -> list[float]:
-    """Milliseconds of either step: the least mean of `each` steps over the rounds."""
-    best = [float("inf")] * len(steps)
-    for turn in range(rounds + 1):
-        for i, step in enumerate(steps):
-            wait(device)
-            start = time.perf_counter()
-            for _ in range(each):
-                step()
-            wait(device)
-            if turn:  # the first warms up
-                best[i] = min(best[i], 1e3 * (time.perf_counter() - start) / each)
-    return best
-
-
-def wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-
-
-def launches(step: Callable[[], None], device: torch.device) -> int:
+def launches(step: Work, device: torch.device) -> int:
     """Kernels and graphs a step launches on a GPU; operations it dispatches on a CPU."""
     if device.type != "cuda":
         with Operations() as seen:
@@ -148,12 +106,12 @@ def main() -> None:
     args = parser.parse_args()
     size, device = SMALL if args.small else FULL, torch.device(args.device)
     gpu = device.type == "cuda"
-    kinds = {"methods alone": method_alone} | ({"training steps": training_step} if gpu or args.small else {})
+    kinds = {"methods alone": method_alone} | ({"training steps": whole_step} if gpu or args.small else {})
     rows: dict[str, dict[str, Any]] = {}
     print(f"C = {size.classes:,}, D = {size.dim}, B = {size.batch}, {device}, {torch.get_num_threads()} threads")
     for kind, make in kinds.items():
         steps = [make(spec, size, device) for spec in METHODS]
-        plain, isa = in_turn(steps, rounds=args.rounds, each=20 if gpu else 1, device=device)
+        plain, isa = least(steps, rounds=args.rounds, times=20 if gpu else 1, device=device)
         counts = [launches(step, device) for step in steps]
         rows[kind] = {"proxy_anchor_ms": plain, "proxy_isa_ms": isa, "ratio": isa / plain, "launches": counts}
         print(f"{kind}: {plain:.2f} ms and {isa:.2f} ms, {isa / plain:.3f} ×; launches {counts[0]} and {counts[1]}")

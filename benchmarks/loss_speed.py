@@ -8,7 +8,6 @@ forward and backward allocate beyond the parameters and their gradients, in mult
 """
 
 import argparse
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -17,6 +16,7 @@ import torch
 from pytorch_metric_learning import losses, miners
 from rich.console import Console
 from rich.table import Table
+from timing import Work, least
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
@@ -24,8 +24,6 @@ from nearkin.losses.multi_similarity import MultiSimilarity
 from nearkin.method import Method, method
 from nearkin.runs import provenance, write_json
 from nearkin.similarity import References, relate
-
-Step = Callable[[], None]
 
 MULTI_PROXY = ("soft_triple", "mpa", "mpa_dw", "mpa_ap")
 
@@ -53,26 +51,7 @@ class Row(NamedTuple):
     reached: bool
 
 
-def wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-
-
-def in_turn(ours: Step, theirs: Step, *, rounds: int, device: torch.device) -> list[float]:
-    """The least time of either in milliseconds, run in turn, so that a busy machine is busy for both."""
-    best = [float("inf"), float("inf")]
-    for turn in range(rounds + 1):
-        for i, step in enumerate((ours, theirs)):
-            wait(device)
-            start = time.perf_counter()
-            step()
-            wait(device)
-            if turn:  # the first warms up
-                best[i] = min(best[i], 1e3 * (time.perf_counter() - start))
-    return best
-
-
-def peak(step: Step, device: torch.device) -> int:
+def peak(step: Work, device: torch.device) -> int:
     """The most bytes that a step holds at once, beyond what was there before."""
     if device.type == "cuda":
         before = torch.cuda.memory_allocated(device)
@@ -90,7 +69,7 @@ def peak(step: Step, device: torch.device) -> int:
     return most
 
 
-def step_of(loss: Callable[[Tensor, Tensor], Tensor], x: Tensor, y: Tensor, *more: nn.Parameter) -> Step:
+def step_of(loss: Callable[[Tensor, Tensor], Tensor], x: Tensor, y: Tensor, *more: nn.Parameter) -> Work:
     """Forward and backward, from no gradients on."""
 
     def step() -> None:
@@ -110,8 +89,8 @@ def speed_of_proxy_anchor(size: Size, *, rounds: int, device: torch.device) -> R
     x, y = some(size.batch, size.dim, size.classes, device)
     m: Method = method("proxy_anchor", classes=size.classes, dim=size.dim).to(device)
     pml = losses.ProxyAnchorLoss(size.classes, size.dim).to(device)
-    ours, theirs = in_turn(
-        step_of(m, x, y, *m.parameters()), step_of(pml, x, y, *pml.parameters()), rounds=rounds, device=device
+    ours, theirs = least(
+        [step_of(m, x, y, *m.parameters()), step_of(pml, x, y, *pml.parameters())], rounds=rounds, device=device
     )
     ratio = ours / theirs
     return Row("proxy_anchor, time", f"{ours:.1f} ms", f"{theirs:.1f} ms", ratio, "at most 1 × PML's", ratio <= 1)
@@ -158,7 +137,7 @@ def speed_of_multi_similarity(size: Size, *, rounds: int, device: torch.device) 
     def theirs(x: Tensor, y: Tensor) -> Tensor:
         return pml(x, y, miner(x, y, v, labels), v, labels)
 
-    a, b = in_turn(step_of(ours, x, y), step_of(theirs, x, y), rounds=rounds, device=device)
+    a, b = least([step_of(ours, x, y), step_of(theirs, x, y)], rounds=rounds, device=device)
     what = f"multi_similarity, mined, memory of {size.memory:,}, time"
     return Row(what, f"{a:.1f} ms", f"{b:.1f} ms", b / a, "at least 5 × faster", b / a >= 5)
 

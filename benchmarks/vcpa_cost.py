@@ -15,14 +15,13 @@ import argparse
 import shlex
 import sys
 import tempfile
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from rich.console import Console
 from rich.table import Table
+from timing import Work, least
 
 from nearkin.method import Step, method
 from nearkin.plan import make_plan
@@ -40,21 +39,6 @@ class Row(NamedTuple):
     goal: float | None
 
 
-def in_turn(steps: list[Callable[[], None]], *, rounds: int, times: int, wait: Callable[[], None]) -> list[float]:
-    """The least milliseconds of each, `times` in a row between two waits; a first round warms up."""
-    best = [float("inf")] * len(steps)
-    for turn in range(rounds + 1):
-        for i, step in enumerate(steps):
-            wait()
-            start = time.perf_counter()
-            for _ in range(times):
-                step()
-            wait()
-            if turn:
-                best[i] = min(best[i], 1e3 * (time.perf_counter() - start) / times)
-    return best
-
-
 def newton_alone(device: torch.device, *, small: bool, rounds: int) -> list[Row]:
     """The Newton steps of a batch, with what keeps their result, over the bare products."""
     C, B, D = (300, 24, 64) if small else (11_318, 180, 512)
@@ -69,7 +53,7 @@ def newton_alone(device: torch.device, *, small: bool, rounds: int) -> list[Row]
     def newton() -> None:
         m.after_step(Step(x, y))  # without a loss before, the steps are taken here
 
-    bare, ours = in_turn([products, newton], rounds=rounds, times=1, wait=lambda: None)
+    bare, ours = least([products, newton], rounds=rounds, device=device)
     what = f"C = {C:,}, B = {B}, D = {D}"
     return [
         Row(f"{M} × {PRODUCTS} bare products, {what}", bare, 1.0, None),
@@ -77,7 +61,7 @@ def newton_alone(device: torch.device, *, small: bool, rounds: int) -> list[Row]
     ]
 
 
-def training_step(spec: str, folder: str, device: torch.device, *, small: bool, fuse: bool) -> Callable[[], None]:
+def training_step(spec: str, folder: str, device: torch.device, *, small: bool, fuse: bool) -> Work:
     """A step of nearkin train on 100 classes, whose pictures do not matter here."""
     given: dict[str, Any] = {
         "data": f"glyphs(classes={20 if small else 200})",
@@ -106,11 +90,10 @@ def whole_steps(device: torch.device, *, small: bool, rounds: int) -> list[Row]:
     asked = (("proxy_anchor", True), (f"vcpa(steps={M})", True), (f"vcpa(steps={M})", False))
     with tempfile.TemporaryDirectory() as folder:
         steps = [training_step(spec, folder, device, small=small, fuse=fuse) for spec, fuse in asked]
-        wait = torch.cuda.synchronize if device.type == "cuda" else lambda: None
         for step in steps:  # compilation, and the recording of CUDA graphs
             for _ in range(1 if small else 20):
                 step()
-        times = in_turn(steps, rounds=rounds, times=3 if small else 50, wait=wait)
+        times = least(steps, rounds=rounds, device=device, times=3 if small else 50)
     names = ("proxy_anchor, training step", f"vcpa(steps={M})", f"vcpa(steps={M}), Newton step eager")
     goals = (None, 1.10, None)
     return [Row(n, t, t / times[0], g) for n, t, g in zip(names, times, goals, strict=True)]

@@ -21,8 +21,19 @@ def make_run(folder: Path, *, names: tuple[str, ...] = (), seed: int = 0, **sett
     embedder = build_embedder(plan, "cosine")
     run = RunFolder(folder)
     write_json(run.config, {"plan": dataclasses.asdict(plan), "method": plan.method, "space": "cosine"})
-    about = {"names": names, "step": 0, "epoch": 0, "preprocessing": Model(embedder, plan, names).preprocessing()}
+    model = Model(embedder, plan, names)
+    about = {"names": names, "step": 0, "epoch": 0, "preprocessing": model.preprocessing()}
+    about |= {"architecture": model.architecture()}
     write_tensors(run.model, embedder.state_dict(), about)
+    return folder
+
+
+def make_ensemble(folder: Path, *, parts: int = 2, **settings: Any) -> Path:
+    """The folder of a cross-validation with random weights."""
+    names = [f"fold-{number + 1}" for number in range(parts)]
+    for seed, name in enumerate(names):
+        make_run(folder / name, seed=seed, **settings)
+    write_json(RunFolder(folder).config, {"parts": names})
     return folder
 
 

@@ -55,10 +55,44 @@ def test_a_list_may_hold_images_of_any_sizes_grey_or_coloured(run):
         assert torch.allclose(model.embed([image])[0], together[row], atol=1e-6)
 
 
+def test_pillow_s_images_are_seen_as_their_files_are(run, tmp_path):
+    rng = np.random.default_rng(0)
+    colours = Image.fromarray(
+        np.kron(rng.integers(256, size=(5, 6, 3), dtype=np.uint8), np.ones((20, 20, 1), np.uint8))
+    )
+    clear = colours.copy()
+    clear.putalpha(Image.linear_gradient("L").resize(clear.size))
+    turned = Image.Exif()
+    turned[0x0112] = 6
+    saved = {
+        "palette.png": (colours.quantize(8), {}),
+        "clear.png": (clear, {}),
+        "grey and clear.png": (clear.convert("LA"), {}),
+        "print.tif": (colours.convert("CMYK"), {}),
+        "two tones.png": (colours.convert("1"), {}),
+        "deep.png": (Image.fromarray(rng.integers(2**16, size=(80, 90)).astype(np.uint16)), {}),
+        "turned.png": (colours, {"exif": turned}),
+    }
+    model = nk.load(run)
+    for name, (image, settings) in saved.items():
+        image.save(tmp_path / name, **settings)
+        with Image.open(tmp_path / name) as opened:
+            assert torch.equal(model.embed([opened]), model.embed([tmp_path / name])), name
+    grey, coloured = model.embed([colours.convert("L"), saved["palette.png"][0]])
+    assert not torch.allclose(grey, coloured, atol=1e-4)  # the network tells such images apart at all
+
+
 @pytest.mark.parametrize(
     ("images", "words"),
     [
         ([], "nothing to embed"),
+        ("a.png", "given together"),
+        (Path("a.png"), "given together"),
+        (Image.new("L", (8, 8)), "given together"),
+        (iter(["a.png"]), "given together"),
+        (["a.png", np.zeros((8, 8), np.uint8)], "not both"),
+        ([np.zeros((8, 8), np.uint8), Path("a.png")], "not both"),
+        ([Image.new("F", (8, 8))], "in memory: floating-point"),
         (torch.zeros(3, 8, 8, dtype=torch.uint8), r"\[N, C, H, W\]"),
         (np.zeros((2, 8, 8, 3)), "uint8"),
         ([np.zeros(8, np.uint8)], r"\[H, W\]"),
@@ -113,6 +147,34 @@ def test_weights_of_another_network_are_a_sentence(tmp_path):
         nk.load(tmp_path / "run")
 
 
+@pytest.mark.parametrize(("name", "value"), [("pool", "max"), ("space", "ball")])
+def test_settings_that_fit_the_weights_and_are_not_those_of_training_are_a_sentence(tmp_path, name, value):
+    run = RunFolder(make_run(tmp_path))
+    settings = read_json(run.config)
+    (settings if name == "space" else settings["plan"])[name] = value
+    write_json(run.config, settings)
+    with pytest.raises(NearkinError, match=f"says {name}={value}"):
+        nk.load(tmp_path)
+
+
+@pytest.mark.parametrize("lost", ["plan", "space", "names"])
+def test_a_run_that_says_too_little_is_a_sentence(tmp_path, lost):
+    run = RunFolder(make_run(tmp_path))
+    if lost == "names":
+        write_tensors(run.model, read_tensors(run.model)[0])
+    else:
+        write_json(run.config, {key: value for key, value in read_json(run.config).items() if key != lost})
+    with pytest.raises(NearkinError, match=f"does not say the {lost}"):
+        nk.load(tmp_path)
+
+
+@pytest.mark.parametrize("text", ["[]", '{"plan": ', "", "\x00"])
+def test_damaged_settings_are_a_sentence(tmp_path, text):
+    RunFolder(make_run(tmp_path)).config.write_text(text)
+    with pytest.raises(NearkinError, match="damaged"):
+        nk.load(tmp_path)
+
+
 def test_preprocessing_is_the_run_s_own_whatever_the_table_says_today(tmp_path):
     run = RunFolder(make_run(tmp_path))
     tensors, about = read_tensors(run.model)
@@ -135,6 +197,7 @@ def test_a_trained_run_keeps_its_preprocessing_and_names(tmp_path):
     _, about = read_tensors(run.model)
     model = nk.load(run.path)
     assert about["preprocessing"] == model.preprocessing()
+    assert about["architecture"] == model.architecture()
     assert len(model.names) == 6
 
 

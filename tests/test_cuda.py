@@ -30,7 +30,7 @@ def test_a_step_never_waits_for_the_device(name, no_sync):
     method = nk.method(name, classes=12, dim=8).cuda().train()
     method.bind(model)
 
-    def embed(index=None, *, augment=False):  # noqa: ARG001
+    def embed(index=None, *, augment=False):
         with torch.no_grad():
             return model(points if index is None else points[index])
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from made import make_images, make_run
+from made import make_ensemble, make_images, make_run
 from PIL import Image
 
 import nearkin as nk
@@ -166,6 +166,32 @@ def test_the_threshold_of_the_run_comes_before_the_one_of_the_index(made):
     assert threshold_of(index) == index.meta["threshold"]
     index.meta["threshold"] = None
     assert threshold_of(index) is None
+    assert threshold_of(index, made / "run") == read_json(made / "run" / "threshold.json")
+    images, model = gather([made / "pictures"]), nk.load(made / "run")
+    without, moved = (search_images(index, model, images, run=run)[0] for run in (None, made / "run"))
+    assert {kin for answer in without for kin in answer.kin} == {None}
+    assert {kin for answer in moved for kin in answer.kin} == {True, False}
+
+
+def test_a_cross_validation_s_folder_embeds_indexes_calibrates_and_searches(made, monkeypatch, capsys, tmp_path):
+    run = make_ensemble(tmp_path / "cv", names=("x",))
+    pictures, query = made / "pictures", made / "pictures" / "class 1" / "2.png"
+    assert command(monkeypatch, capsys, "calibrate", run, "--data", f"folder:{made / 'strangers'}")[0] == 0
+    assert command(monkeypatch, capsys, "embed", run, pictures, "-o", tmp_path / "out.npz")[0] == 0
+    assert command(monkeypatch, capsys, "index", run, pictures, "-o", tmp_path / "index")[0] == 0
+    code, out, _ = command(monkeypatch, capsys, "search", tmp_path / "index", query, "-k", 3, "--json")
+    found = json.loads(out)
+    assert [hit["label"] for hit in found["queries"][0]["hits"]] == ["class 1"] * 3
+    assert found["threshold"] == read_json(run / "threshold.json")
+    index = open_index(tmp_path / "index")
+    paths = [image.path for image in gather([pictures])]
+    parts = [nk.load(run / name).embed(paths).numpy() for name in ("fold-1", "fold-2")]
+    np.testing.assert_allclose(index.embeddings(paths), np.hstack(parts) / 2**0.5, atol=1e-6)
+    with np.load(tmp_path / "out.npz") as held:
+        np.testing.assert_allclose(held["embeddings"], index.embeddings(held["paths"].tolist()), atol=1e-6)
+    code, _, err = command(monkeypatch, capsys, "search", tmp_path / "index", query, "--run", run / "fold-1")
+    assert code == 2
+    assert "another model" in err
 
 
 def test_search_prints_a_table_json_and_a_page(made, monkeypatch, capsys, tmp_path):
@@ -259,6 +285,9 @@ def test_index_says_the_recall_of_an_approximate_one(made, monkeypatch, capsys, 
         (("search", "nowhere", "{pictures}"), "There is no index in nowhere"),
         (("search", "{index}", "{pictures}", "--run", "{other}"), "another model"),
         (("search", "{index}", "{pictures}", "-k", "0"), "-k"),
+        (("search", "{index}", "{pictures}", "--label", "clas 1"), "Did you mean 'class 1'?"),
+        (("search", "{index}", "{index}/index.json"), "not an image of a known format"),
+        (("index", "{run}", "{pictures}", "--store", "folder"), "A store is named as postgresql://"),
         (("embed", "{run}", "{pictures}", "-o", "{new}"), ".parquet or .npz"),
         (("calibrate", "{run}"), "--data folder:PATH"),
         (("calibrate", "{run}", "--data", "folder:nowhere"), "nowhere"),

@@ -6,11 +6,15 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
+from made import make_images, make_run
 
 from nearkin.errors import NearkinError
+from nearkin.gather import gather
 from nearkin.index import create_index, open_index
 from nearkin.index.base import NoIndex
 from nearkin.index.open import without_password
+from nearkin.indexing import index_images
+from nearkin.search import model_of, search_images
 from nearkin.similarity import SPACES
 
 pytest.importorskip("psycopg")
@@ -160,22 +164,74 @@ def test_a_folder_may_say_which_store(place, tmp_path):
         open_index(tmp_path / "own", store=place("two"))
 
 
+def test_a_new_folder_may_say_which_store_there_is(place, tmp_path):
+    create_index(place("one"), dim=DIM, space="ball").close()
+    with pytest.raises(NoIndex):
+        open_index(tmp_path / "new", store=place("none"))
+    assert not (tmp_path / "new").exists()
+    open_index(tmp_path / "new", store=place("one")).close()
+    with open_index(tmp_path / "new") as index:
+        assert index.space == "ball"
+
+
+def test_a_copy_goes_into_a_store_and_back(place, tmp_path):
+    x, paths, labels = made()
+    folder = create_index(tmp_path / "folder", dim=DIM, space="euclidean")
+    folder.add(x, paths=paths, labels=labels, ids=[f"id {n}" for n in range(COUNT)], stamps=["s"] * COUNT)
+    folder.remember(threshold={"similarity": 0.5})
+    with folder.save(place("one"), kind="hnsw") as store:
+        assert store.kind == "hnsw"
+        back = store.save(tmp_path / "back", kind="exact")
+    assert sorted(zip(*back.items(), strict=True)) == sorted(zip(*folder.items(), strict=True))
+    assert back.stamps() == folder.stamps()
+    assert back.meta == folder.meta
+    same(back.search(x[:5], 6), folder.search(x[:5], 6))
+
+
+def test_images_are_indexed_and_searched_by_a_store_as_by_a_folder(place, tmp_path):
+    run, pictures = make_run(tmp_path / "run"), tmp_path / "pictures"
+    make_images(pictures)
+    images = gather([pictures])
+    found = []
+    for where, store in ((tmp_path / "pointer", place("one")), (tmp_path / "folder", None)):
+        assert index_images(run, images, where, store=store).filled.added == 12
+        assert index_images(run, images, where, store=store).filled.kept == 12
+        with open_index(where) as index:
+            answers, _ = search_images(index, model_of(index), images, k=5)
+        found.append([answer.hits for answer in answers])
+    same(*found)
+    with pytest.raises(NearkinError, match="another model"):
+        index_images(make_run(tmp_path / "other", seed=1), images, place("one"))
+    with pytest.raises(NearkinError, match="is exact, not hnsw"):
+        index_images(run, images, place("one"), kind="hnsw")
+    open_index(place("one")).close()  # nothing was left open
+
+
 def test_a_password_is_not_written_down():
     assert without_password("postgresql://me:secret@host:5432/db?x=1") == "postgresql://me@host:5432/db?x=1"
     assert without_password("postgresql:///db?password=secret&host=/tmp") == "postgresql:///db?host=/tmp"
     assert without_password("postgresql:///db?host=/tmp&password=secret") == "postgresql:///db?host=/tmp"
+    assert without_password("postgresql://me:s@e:cret@host/db") == "postgresql://me@host/db"
+    assert without_password("postgresql://host:5432/db?user=a@b") == "postgresql://host:5432/db?user=a@b"
+    assert without_password("postgresql:///db?sslpassword=secret") == "postgresql:///db"
     assert without_password("qdrant://host:6333/things") == "qdrant://host:6333/things"
 
 
 # PostgreSQL's own.
 
 
-def test_the_graph_is_used_for_a_search_and_not_for_an_exact_one(server):
+def test_the_graph_is_used_for_a_search_and_not_for_an_exact_one(server, tmp_path):
     url = f"{server}&nearkin=plans"
-    index = create_index(url, dim=DIM, space="ball", kind="hnsw")
     x, paths, labels = made(3000)
-    index.add(x, paths=paths, labels=labels)
-    index.build()
+    labels[:2] = ["rare", "rare"]
+    indexes = [
+        create_index(where, dim=DIM, space="ball", kind=kind)
+        for where, kind in ((url, "hnsw"), (tmp_path / "f", "exact"))
+    ]
+    for each in indexes:
+        each.add(x, paths=paths, labels=labels)
+        each.build()
+    index, folder = indexes
     text = "SELECT indexrelname, idx_scan FROM pg_stat_user_indexes WHERE relname = 'plans_items'"
 
     def scans() -> dict[str, int]:
@@ -190,6 +246,20 @@ def test_the_graph_is_used_for_a_search_and_not_for_an_exact_one(server):
     index.search(x[:30], 5)
     index.search(x[:30], 5, exact=True)  # over the same connection
     assert scans()["plans_graph"] == before + 30
+    # What the graph finds, against the exact search of the folder; among some labels, too.
+    queries = made(40, seed=1)[0]
+    for given in ({}, {"labels": [f"c{n}" for n in range(6)]}):
+        start = scans()["plans_graph"]
+        found, truth = index.search(queries, 10, **given), folder.search(queries, 10, **given)
+        assert scans()["plans_graph"] == start + 40
+        share = np.mean([len({h.id for h in a} & {h.id for h in b}) / 10 for a, b in zip(found, truth, strict=True)])
+        assert share >= min(0.95, index.meta["recall"]["value"])
+    # A label that few have is found by its own index, not by walking the graph past all others.
+    before = scans()
+    same(index.search(queries[:3], 10, labels=["rare"]), folder.search(queries[:3], 10, labels=["rare"]))
+    after = scans()
+    assert after["plans_graph"] == before["plans_graph"]
+    assert after["plans_items_label_idx"] == before["plans_items_label_idx"] + 3
     index.close()
 
 

@@ -55,6 +55,18 @@ def test_a_loaded_model_embeds_as_the_run_measured(tmp_path):
     assert nk.evaluate(x, test.labels, metrics=("R@1",))["R@1"] == read_json(run.result)["scores"]["R@1"]
 
 
+def test_what_is_trained_by_inner_products_is_measured_by_distance(tmp_path):
+    run = nk.train(**TINY, method="n_pair", out=tmp_path / "run")
+    model = nk.load(run.path, device="cpu")
+    test = nk.load_dataset(TINY["data"]).test
+    x = model.embed(test.sources)
+    assert model.embedder.space == read_json(run.config)["space"] == "euclidean"
+    assert x.norm(dim=1).std() > 1e-3  # nothing was normalised
+    measured = read_json(run.result)["scores"]["MAP@R"]
+    by_distance, by_product = (nk.evaluate(x, test.labels, space=s)["MAP@R"] for s in ("euclidean", "inner"))
+    assert measured == pytest.approx(by_distance, abs=1e-3) != pytest.approx(by_product, abs=1e-3)
+
+
 def interrupted_at(number: int, monkeypatch: pytest.MonkeyPatch, **settings: object) -> RunFolder:
     """A run that Ctrl-C stops in step `number` (from 0): the step ends, then all is saved."""
     training = sys.modules["nearkin.train"].Training

@@ -14,12 +14,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from nearkin.data.datasets import load_dataset
-from nearkin.data.images import Images, counted
+from nearkin.data.images import Images
 from nearkin.data.splits import sample_fraction
-from nearkin.data.stores import open_store
 from nearkin.errors import NearkinError
+from nearkin.measure import open_images
 from nearkin.model import Model, load
-from nearkin.paths import cache_dir
 from nearkin.report.progress import Reporter
 from nearkin.runs import Json, provenance, write_json
 from nearkin.similarity import Space, pairwise, project
@@ -152,17 +151,7 @@ def _sample(images: Images) -> Images:
 
 
 def _embed(model: Model, images: Images, reporter: Reporter) -> tuple[Tensor, Images]:
-    with reporter.bar("reading") as progress:
-        store, good, bad = open_store(
-            images,
-            short=model.short,
-            channels=model.embedder.trunk.channels,
-            device=model.device,
-            cache=cache_dir(),
-            progress=progress,
-        )
-    if bad:
-        reporter.note(f"{counted(len(bad), 'image', 'images')} cannot be read and are left out, the first: {bad[0]}")
+    store, good, _ = open_images(model, images, "calibration", reporter=reporter)
     with reporter.bar("embedding") as progress:
         return model.embed_store(store, progress=progress), good
 

@@ -96,7 +96,7 @@ def train_folds(run: RunFolder, plan: Plan, *, reporter: Reporter, opener: Opene
         {
             "plan": dataclasses.asdict(plan),
             "method": str(known.spec),
-            "space": known.space,
+            "space": known.ranked_in,
             "parts": [part.path.name for part in parts],
         },
     )

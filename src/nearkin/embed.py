@@ -16,7 +16,7 @@ from nearkin.data.pixels import Packed
 from nearkin.data.reading import Files, decode_all, measure_all
 from nearkin.data.resident import Resident
 from nearkin.errors import NearkinError
-from nearkin.gather import Found
+from nearkin.gather import Found, none_usable
 from nearkin.index import Index, create_index, open_index
 from nearkin.index.base import Floats
 from nearkin.model import Model, fingerprint
@@ -117,7 +117,7 @@ def embed_to_file(
         bad = {str(error.path) for error in filled.bad}
         good = [image for image in images if image.path not in bad]
         if not good:
-            raise NearkinError(f"None of the {len(images):,} images can be used. The first: {filled.bad[0]}")
+            raise none_usable(filled.bad, len(images))
         with whole_file(out) as temporary:
             write(temporary, good, index)
     shutil.rmtree(_part(out))

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from nearkin.data.decode import BadImage
 from nearkin.data.files import files_below, is_image, lines, subfolders
 from nearkin.data.images import counted
 from nearkin.errors import NearkinError
@@ -75,6 +76,11 @@ def _of_table(path: Path) -> list[tuple[Path, str | None]]:
         where = f"row {bad} of {path}" if table else str(path)
         raise NearkinError(f"Cannot use {where}: a table of images has the columns path and, if wanted, label.")
     return [(path.parent / row["path"].strip(), (row.get("label") or "").strip() or None) for row in table]
+
+
+def none_usable(bad: Sequence[BadImage], total: int) -> NearkinError:
+    """What to say where not one image could be used."""
+    return bad[0] if total == 1 else NearkinError(f"None of the {total:,} images can be used. The first: {bad[0]}")
 
 
 def say_bad(bad: Sequence[ValueError], total: int) -> list[str]:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from nearkin.data.images import counted
 from nearkin.embed import Filled, fill
 from nearkin.errors import NearkinError
-from nearkin.gather import Found
+from nearkin.gather import Found, none_usable
 from nearkin.index import Index, create_index, open_index
 from nearkin.index.base import NoIndex
 from nearkin.index.open import without_password
@@ -44,10 +44,15 @@ def index_images(
     run, reporter = Path(run), reporter or Reporter()
     model = load(run, device=device)
     with _opened(run, model, where, kind, store) as index:
+        check_model(index, run)
+        if kind not in (None, index.kind):
+            raise NearkinError(
+                f"The index {where} is {index.kind}, not {kind}: leave --kind out, or make another index."
+            )
         filled = fill(index, model, images, reporter=reporter)
         removed = index.remove(_gone(index)) if prune else 0
         if not len(index):
-            raise NearkinError(f"None of the {len(images):,} images can be used. The first: {filled.bad[0]}")
+            raise none_usable(filled.bad, len(images))
         if filled.added or removed or index.meta["recall"] is None:
             if index.kind != "exact":
                 reporter.note(f"Making the {index.kind} index, and comparing it with an exact search.")
@@ -64,14 +69,10 @@ def _gone(index: Index) -> list[str]:
 
 def _opened(run: Path, model: Model, where: str | Path, kind: str | None, store: str | None) -> Index:
     try:
-        index = open_index(where, store=store)
+        return open_index(where, store=store)
     except NoIndex:
         embedder = model.embedder
         return create_index(where, dim=embedder.dim, space=embedder.space, kind=kind or "exact", run=run, store=store)
-    check_model(index, run)
-    if kind not in (None, index.kind):
-        raise NearkinError(f"The index {where} is {index.kind}, not {kind}: leave --kind out, or make another index.")
-    return index
 
 
 def summary(done: Indexed) -> list[str]:

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from nearkin.data.datasets import load_dataset
+from nearkin.data.decode import BadImage
 from nearkin.data.images import Images
 from nearkin.data.shared import Opener
-from nearkin.data.stores import open_store
+from nearkin.data.stores import Store, open_store
 from nearkin.errors import NearkinError
 from nearkin.evaluate import CLUSTERING, Scores, evaluate_under, protocol_of
 from nearkin.method import method
@@ -43,9 +44,19 @@ def embed_test(
     reporter = reporter or Reporter()
     model = model or load(run, device=device)
     test = load_dataset(data or model.plan.data, halves=model.plan.halves).test
-    with reporter.bar("reading test images") as progress:
-        store, test, bad = opener(
-            test,
+    store, test, _ = open_images(model, test, "test", opener=opener, reporter=reporter)
+    with reporter.bar("embedding") as progress:
+        x = embed_store(model.embedder, store, model.view, precision=model.plan.precision, progress=progress)
+    return Embedded(x, test, model)
+
+
+def open_images(
+    model: Model, images: Images, what: str, *, reporter: Reporter, opener: Opener = open_store
+) -> tuple[Store, Images, list[BadImage]]:
+    """The pixels of images as a model takes them, the images that can be read, and those that cannot, which is said."""
+    with reporter.bar(f"reading {what} images") as progress:
+        store, good, bad = opener(
+            images,
             short=model.short,
             channels=model.embedder.trunk.channels,
             device=model.device,
@@ -53,10 +64,8 @@ def embed_test(
             progress=progress,
         )
     if bad:
-        reporter.note(f"{len(bad)} test images cannot be read and are left out, the first: {bad[0]}")
-    with reporter.bar("embedding") as progress:
-        x = embed_store(model.embedder, store, model.view, precision=model.plan.precision, progress=progress)
-    return Embedded(x, test, model)
+        reporter.note(f"{len(bad)} {what} images cannot be read and are left out, the first: {bad[0]}")
+    return store, good, bad
 
 
 def untrained(run: str | Path, *, device: str = "auto") -> Model:

@@ -52,6 +52,11 @@ class Method(nn.Module):
     needs_score: bool = False  # `at_check` goes by the score of held-out classes
     spec: Call = Call("")
 
+    @property
+    def ranked_in(self) -> Space:
+        """The space a model trained so is measured in: by inner products the longest vectors would be near to all."""
+        return "euclidean" if self.space == "inner" else self.space
+
     def bind(self, model: nn.Module) -> None:
         """Once, before anything is loaded: anchors and momentum copies become buffers."""
 

@@ -118,6 +118,11 @@ class Model:
         """Embeddings [N, D] of images whose pixels are at hand."""
         return embed_store(self.embedder, store, self.view, precision=self.plan.precision, progress=progress)
 
+    def architecture(self) -> Json:
+        """What the network is, beside its weights: kept with them, since other settings may fit them as well."""
+        names = ("backbone", "dim", "pool", "bias", "layer_norm")
+        return {**{name: getattr(self.plan, name) for name in names}, "space": self.embedder.space}
+
     def preprocessing(self) -> Json:
         """What turns a picture into the network's input: kept with the weights, whatever becomes of the tables."""
         trunk = self.embedder.trunk
@@ -139,6 +144,9 @@ def load(run: str | Path, *, device: str = "auto") -> Model:
         return joined([load(part.path, device=device) for part in parts])
     settings = read_json(folder.config)
     tensors, about = read_tensors(folder.model)
+    for path, content, keys in ((folder.config, settings, ("plan", "space")), (folder.model, about, ("names",))):
+        if lost := [key for key in keys if key not in content]:
+            raise NearkinError(f"{path} does not say the {lost[0]}: restore it, or train anew.")
     on = resolve_device(device)
     plan = make_plan({**settings["plan"], "device": str(on), "precision": "auto", "weights": "none"}, {})
     embedder = build_embedder(plan, settings["space"])
@@ -148,6 +156,12 @@ def load(run: str | Path, *, device: str = "auto") -> Model:
         raise NearkinError(
             f"{folder.model} does not fit {folder.config}: {str(error).splitlines()[-1].strip()}"
         ) from None
+    model = Model(embedder, plan, about["names"])
+    for name, value in model.architecture().items():
+        if (trained := about.get("architecture", {}).get(name, value)) != value:
+            raise NearkinError(
+                f"{folder.config} says {name}={value}, the model was trained with {trained}: restore it."
+            )
     if "preprocessing" in about:  # as it was trained with, whatever the backbone's row says today
         known = about["preprocessing"]
         embedder.trunk.normalise = Normalise(tuple(known["mean"]), tuple(known["std"]), known["bgr"])

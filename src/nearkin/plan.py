@@ -43,7 +43,9 @@ class Plan:
     layer_norm: bool = setting(False, "Layer norm before the linear head.")
     drop_path: float = setting(0.0, "Stochastic depth: rate at which the last residual block is skipped (0: off).")
     space: str = setting(
-        "", "Geometry of model, loss and evaluation: cosine, ball, euclidean, inner (empty: the method's own)."
+        "",
+        "Geometry of model, loss and evaluation: cosine, ball, euclidean; inner trains by inner products, is measured "
+        "by distance (empty: the method's own).",
     )
     size: int = setting(0, "Side of the square image the network sees, in pixels (0: the backbone's own).")
     augment: str = setting("resized_crop", "Training-time augmentation, as in 'resized_crop(scale=(0.16, 1))'.")

@@ -63,6 +63,8 @@ def read_json(path: Path) -> Json:
         raise NearkinError(f"There is no {path}: is {path.parent} a run folder made by nearkin train?") from None
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise NearkinError(f"{path} is damaged ({error}): restore it, or train anew.") from None
+    if not isinstance(content, dict):
+        raise NearkinError(f"{path} is damaged (it holds no record): restore it, or train anew.")
     return content
 
 

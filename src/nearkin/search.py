@@ -12,6 +12,7 @@ from nearkin.gather import Found
 from nearkin.index import Hit, Index
 from nearkin.model import Model, fingerprint, load
 from nearkin.runs import Json, read_json
+from nearkin.spec import nearest
 
 
 class Answer(NamedTuple):
@@ -41,25 +42,42 @@ def check_model(index: Index, run: Path) -> None:
         raise NearkinError(f"The index was made with another model than the one in {run}: index the images anew.")
 
 
+def check_labels(index: Index, labels: Sequence[str]) -> None:
+    """Refuse a label that no item has: it may be misspelt."""
+    known = index.label_names() if labels else []
+    for label in labels:
+        if label not in known:
+            raise NearkinError(f"No item of the index has the label {label!r}.{nearest(label, known)}")
+
+
 def run_threshold(run: Path | None) -> Json | None:
     """The threshold that `nearkin calibrate` kept in a run folder."""
     return read_json(run / FILE) if run is not None and (run / FILE).exists() else None
 
 
-def threshold_of(index: Index) -> Json | None:
+def threshold_of(index: Index, run: str | Path | None = None) -> Json | None:
     """The similarity from which a hit counts as the query's kin (`similarity`), and what that was calibrated on.
 
-    The run's own is asked for first: it may be younger than the index.
+    The run's own is asked for first, where the run is now: it may be younger than the index.
     """
     kept: Json | None = index.meta.get("threshold")
-    return run_threshold(index.run) or kept
+    return run_threshold(Path(run) if run is not None else index.run) or kept
 
 
 def search_images(
-    index: Index, model: Model, images: Sequence[Found], *, k: int = 10, labels: Sequence[str] | None = None
+    index: Index,
+    model: Model,
+    images: Sequence[Found],
+    *,
+    k: int = 10,
+    labels: Sequence[str] | None = None,
+    run: str | Path | None = None,
 ) -> tuple[list[Answer], list[BadImage]]:
-    """The k nearest items of each image, itself left out where it is in the index; and the images that are unusable."""
-    threshold = threshold_of(index)
+    """The k nearest items of each image, itself left out where it is in the index; and the images that are unusable.
+
+    `run` is where the run is now, if it has moved: its threshold tells which hits are kin.
+    """
+    threshold = threshold_of(index, run)
     answers: list[Answer] = []
     bad: list[BadImage] = []
     for chunk in read_chunks(model, images):

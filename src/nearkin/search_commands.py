@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import typer
 from rich.console import Console
 
-from nearkin.errors import NearkinError
+from nearkin.errors import NearkinError, above_zero
 from nearkin.report.progress import Reporter
 
 
@@ -107,19 +107,30 @@ def search(
     device: Annotated[str, typer.Option(help="Where to embed: auto, cpu, cuda.")] = "auto",
 ) -> None:
     """Find the nearest items of images: a table, a page with the pictures, or JSON."""
-    from nearkin.gather import gather, say_bad
+    from nearkin.gather import gather, none_usable, say_bad
     from nearkin.index import open_index
     from nearkin.index.open import without_password
     from nearkin.report.search_page import search_page
     from nearkin.report.tables import terminal_table
-    from nearkin.search import as_records, model_of, rows_of, search_images, shown, threshold_of, threshold_words
+    from nearkin.search import (
+        as_records,
+        check_labels,
+        model_of,
+        rows_of,
+        search_images,
+        shown,
+        threshold_of,
+        threshold_words,
+    )
 
     found = gather(images)
     with open_index(index) as opened:
-        threshold = threshold_of(opened)
-        answers, bad = search_images(opened, model_of(opened, run=run, device=device), found, k=k, labels=label)
+        check_labels(opened, label or ())
+        threshold = threshold_of(opened, run)
+        model = model_of(opened, run=run, device=device)
+        answers, bad = search_images(opened, model, found, k=k, labels=label, run=run)
     if not answers:
-        raise NearkinError(f"None of the {len(found):,} images can be used. The first: {bad[0]}")
+        raise none_usable(bad, len(found))
     if html is not None:
         html.write_text(
             search_page(answers, title=f"Search in {without_password(index)}", note=threshold_words(threshold))
@@ -160,6 +171,7 @@ def serve(
         from nearkin.serve import serve as run_server
     except ModuleNotFoundError as error:
         raise NearkinError(f"The server needs the package {error.name}: pip install 'nearkin[serve]'.") from None
+    above_zero("serve", max_upload_mb=max_upload_mb)
     limits = Limits(upload_bytes=int(max_upload_mb * 2**20), pixels=max_pixels)
     run_server(
         index,
@@ -182,12 +194,14 @@ def export(
     ] = None,
 ) -> None:
     """Write a run's model as ONNX or as a torch.export program, checked against ours on real images."""
+    from nearkin.data.images import counted
     from nearkin.export import TOLERANCE
     from nearkin.export import export as write
 
     done = write(run, out, images=images or ())
     print(f"{done.path}: images {done.about['input']['shape']} to embeddings {done.about['output']['shape']}.")
-    print(f"Largest difference from ours on {done.images} images: {done.difference:.1e} (allowed: {TOLERANCE:.0e}).")
+    on = counted(done.images, "image", "images")
+    print(f"Largest difference from ours on {on}: {done.difference:.1e} (allowed: {TOLERANCE:.0e}).")
 
 
 COMMANDS = (embed, index, calibrate, search, serve, export)

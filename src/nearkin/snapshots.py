@@ -53,8 +53,8 @@ def open_snapshot(run: RunFolder, epoch: int, *, data: str | None = None, device
     tensors, about = read_tensors(paths[epoch])
     plan, config = plan_of(run, data=data, device=device), read_json(run.config)
     names = about["names"] if "names" in about else read_tensors(run.model)[1]["names"]
-    own = method(config["method"], classes=len(names), dim=embedding_dim(plan), space=config["space"])
-    embedder = build_embedder(plan, own.space)
+    own = method(config["method"], classes=len(names), dim=embedding_dim(plan), space=plan.space or None)
+    embedder = build_embedder(plan, own.ranked_in)
     own.bind(embedder)
     parts: tuple[tuple[str, nn.Module], ...] = (("model.", embedder), ("method.", own))
     for prefix, module in parts:

@@ -22,9 +22,9 @@ from nearkin.data.splits import held_out, sample_fraction
 from nearkin.data.stores import open_store
 from nearkin.errors import NearkinError
 from nearkin.evaluate import Scores, evaluate_under, protocol_of
+from nearkin.measure import open_images
 from nearkin.method import Step, method
 from nearkin.model import Model, Store, autocast, build_embedder, embed_store, embedding_dim
-from nearkin.paths import cache_dir
 from nearkin.plan import Plan, checks_without_progress, lr_factor, make_optimiser, make_plan, set_training
 from nearkin.report.progress import Reporter, Status
 from nearkin.report.tracking import Tracker
@@ -73,7 +73,8 @@ class Training:
             raise NearkinError(
                 f"{plan.method} goes by the score of held-out classes, and none are held out: set select=validation."
             )
-        embedder = build_embedder(plan, self.method.space)
+        embedder = build_embedder(plan, self.method.ranked_in)
+        embedder.to(self.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.model = Model(embedder, plan, train.names)
         size, short, normalise = self.model.size, self.model.short, embedder.trunk.normalise
         self.augment = augment(plan.augment, size=size, short=short, normalise=normalise, compiled=plan.compile)
@@ -83,7 +84,6 @@ class Training:
         self.validation = None if validation is None else self._part(validation, "held-out")
         self.test = self._part(data.test, "test")
 
-        embedder.to(self.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.method.bind(embedder)
         self.method.to(self.device)
         self.method.compiled = plan.compile
@@ -109,19 +109,8 @@ class Training:
         self.network: Network = embedder
 
     def _part(self, images: Images, what: str) -> Part:
-        trunk = self.model.embedder.trunk
-        with self.reporter.bar(f"reading {what} images") as progress:
-            store, images, bad = self.opener(
-                images,
-                short=self.model.short,
-                channels=trunk.channels,
-                device=self.device,
-                cache=cache_dir(),
-                progress=progress,
-            )
+        store, images, bad = open_images(self.model, images, what, opener=self.opener, reporter=self.reporter)
         self.bad += [str(image) for image in bad]
-        if bad:
-            self.reporter.note(f"{len(bad)} {what} images cannot be read and are left out, the first: {bad[0]}")
         return Part(images, store)
 
     def _groups(self) -> list[dict[str, Any]]:
@@ -307,7 +296,7 @@ class Training:
             x,
             part.images.labels.to(x.device),
             metrics=metrics,
-            space=self.method.space,
+            space=self.method.ranked_in,
             seed=self.plan.seed,
         )
 
@@ -321,7 +310,7 @@ class Training:
     def _keep(self) -> None:
         """Write the model as it is now: the one the run keeps, unless a better one comes."""
         about = {"names": self.model.names, "step": self.step, "epoch": self.step / self.per_epoch}
-        about |= {"preprocessing": self.model.preprocessing()}
+        about |= {"preprocessing": self.model.preprocessing(), "architecture": self.model.architecture()}
         write_tensors(self.run.model, self.model.embedder.state_dict(), about)
         write_classes(self.run.classes, self.method, self.model.names)
 
@@ -420,7 +409,7 @@ def train(
         {
             "plan": dataclasses.asdict(plan),
             "method": str(training.method.spec),
-            "space": training.method.space,
+            "space": training.method.ranked_in,
             "resolved": training.resolved(),
         },
     )

@@ -1,8 +1,6 @@
 """From proxies to classes: gradients that are formed by hand, proxies that coincide, and what it costs in memory."""
 
-import importlib.util
-from pathlib import Path
-
+import loss_speed
 import pytest
 import torch
 
@@ -12,14 +10,6 @@ from nearkin.similarity import References, relate
 
 C, K, D = 4, 3, 5
 LABELS = torch.arange(C).repeat_interleave(K)
-
-
-def load_benchmark():
-    path = Path(__file__).parents[2] / "benchmarks" / "loss_speed.py"
-    spec = importlib.util.spec_from_file_location("loss_speed", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def relation(x, w, per_class=K, space="cosine"):
@@ -79,16 +69,14 @@ def test_one_proxy_a_class_has_no_regulariser():
 @pytest.mark.parametrize("name", ["soft_triple", "mpa", "mpa_dw", "mpa_ap"])
 def test_memory_at_the_proportions_of_stanford_online_products(name, monkeypatch):
     """An eighth of the batch and dimension, a ninth of the classes, and blocks as much smaller."""
-    bench = load_benchmark()
-    size = bench.FULL._replace(classes=1250, dim=64, batch=22)
+    size = loss_speed.FULL._replace(classes=1250, dim=64, batch=22)
     monkeypatch.setattr(similarity._Compare, "BLOCK", similarity._Compare.BLOCK // 72)
     m = method(name, classes=size.classes, dim=size.dim)
     assert m.proxies.per_class == size.per_class
-    assert bench.memory_multiple(m, size, device=torch.device("cpu")) < 6
+    assert loss_speed.memory_multiple(m, size, device=torch.device("cpu")) < 6
 
 
 def test_the_benchmark_runs():
-    bench = load_benchmark()
-    rows = bench.measure(bench.SMALL, rounds=1, device=torch.device("cpu"))
+    rows = loss_speed.measure(loss_speed.SMALL, rounds=1, device=torch.device("cpu"))
     assert len(rows) == 6
     assert all(row.ratio > 0 for row in rows)

@@ -16,6 +16,7 @@ import pytest
 from PIL import Image, features
 from starlette.testclient import TestClient
 
+from nearkin import cli
 from nearkin.index import create_index
 from nearkin.serve import Limits, make_app
 from nearkin.serve import pictures as serve_pictures
@@ -504,3 +505,12 @@ def test_on_the_loopback_only_its_own_names_are_answered(index, host, status):
     """A page elsewhere can have its name point at 127.0.0.1; the browser then believes they are one."""
     with client_of(index, hosts=LOOPBACK) as client:
         assert client.get("/api/about", headers={"host": host}).status_code == status
+
+
+@pytest.mark.parametrize("megabytes", ["nan", "0", "inf"])
+def test_a_limit_that_is_none_is_refused_before_anything_starts(megabytes, monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["nearkin", "serve", "any.index", "--max-upload-mb", megabytes])
+    with pytest.raises(SystemExit) as stopped:
+        cli.main()
+    assert stopped.value.code == 2
+    assert "max_upload_mb is a number above 0" in capsys.readouterr().err

@@ -472,7 +472,13 @@ def test_without_a_weight_there_is_no_anchor():
     assert not [key for key in m.state_dict() if "at/" in key]
 
 
-ROWS = load_suite("profs_lite0").rows
+STUDY = load_suite("profs_lite0")
+ROWS = STUDY.rows
+
+
+def test_the_study_chooses_nothing_on_test_and_compiles_one_network():
+    assert STUDY.settings["select"] == "last"
+    assert {key for row in ROWS.values() for key in row.settings} <= {"images_per_class", "space"}
 
 
 @pytest.mark.parametrize("name", ROWS)

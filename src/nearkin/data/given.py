@@ -7,20 +7,24 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from PIL import Image
 from torch import Tensor
 
+from nearkin.data.decode import picture
 from nearkin.data.images import Images, Progress
 from nearkin.data.pixels import Packed, first_tiles
 from nearkin.data.resident import Resident
 from nearkin.data.stores import Store, open_store, pack_tensor
 from nearkin.errors import NearkinError
 
-Given = Sequence[str | Path] | Sequence[Tensor] | Sequence[NDArray[Any]] | Tensor | NDArray[Any]
+Given = Sequence[str | Path] | Sequence[Tensor | NDArray[Any] | Image.Image] | Tensor | NDArray[Any]
 """Files; or uint8 pixels: a tensor [N, C, H, W], an array [N, H, W, C] or [N, H, W], or a list of single ones."""
 
 
 def store_of(images: Given, *, short: int, channels: int, device: torch.device, progress: Progress = None) -> Store:
     """The store of some images; one that cannot be used is a sentence."""
+    if isinstance(images, str | Path | Image.Image) or not hasattr(images, "__len__"):
+        raise NearkinError("Images are given together: a list of files or of pixels, a tensor or an array.")
     if not len(images):
         raise NearkinError("There is nothing to embed: no image was given.")
     if isinstance(images, Tensor | np.ndarray):
@@ -29,8 +33,10 @@ def store_of(images: Given, *, short: int, channels: int, device: torch.device, 
             raise NearkinError(f"Pixels are a tensor [N, C, H, W] or an array [N, H, W, C] or [N, H, W], not {shape}.")
         tensor = images if isinstance(images, Tensor) else _channels_first(images)
         packed = pack_tensor(tensor, short=short, channels=channels)
-    elif isinstance(images[0], str | Path):
-        return _of_files([Path(p) for p in images], short, channels, device, progress)  # type: ignore[arg-type]
+    elif paths := [Path(image) for image in images if isinstance(image, str | Path)]:
+        if len(paths) < len(images):
+            raise NearkinError("A list holds files or pixels, not both: embed them one after the other.")
+        return _of_files(paths, short, channels, device, progress)
     else:
         singles = [_single(image) for image in images]
         packed = _together([pack_tensor(i[None], short=short, channels=channels) for i in singles], channels)
@@ -53,6 +59,8 @@ def _channels_first(array: NDArray[Any]) -> Tensor:
 
 def _single(image: Any) -> Tensor:
     """One image as a tensor [C, H, W]."""
+    if isinstance(image, Image.Image):
+        return picture(image)
     pixels = image if isinstance(image, Tensor) else np.asarray(image)
     if pixels.ndim not in (2, 3):
         raise NearkinError(

@@ -128,6 +128,28 @@ class Index(ABC):
         self.meta = {**self.meta, **changes}
         self._write_meta()
 
+    def save(self, where: str | Path, *, kind: str | None = None, store: str | None = None) -> "Index":
+        """A copy elsewhere, in a new folder or store, as one commit; of another kind, where asked for. It is opened.
+
+        The index itself needs no saving: every add and every remove is kept when it returns.
+        """
+        from nearkin.index.open import create_index
+
+        ids, paths, labels = self.items()
+        stamps = self.stamps()
+        copy = create_index(where, dim=self.dim, space=self.space, kind=kind or self.kind, store=store)
+        copy.remember(**{name: self.meta[name] for name in ("run", "fingerprint", "created", "threshold")})
+        copy.add(self.embeddings(ids), paths=paths, labels=labels, ids=ids, stamps=[stamps[name][1] for name in ids])
+        copy.build()
+        return copy
+
+    @staticmethod
+    def load(where: str | Path, *, store: str | None = None) -> "Index":
+        """The index that is there: `open_index`."""
+        from nearkin.index.open import open_index
+
+        return open_index(where, store=store)
+
     def __enter__(self) -> "Index":
         return self
 

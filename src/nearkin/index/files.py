@@ -75,8 +75,11 @@ def read_manifest(folder: Path) -> Manifest:
         raise NearkinError(f"{path} is damaged: restore it, or make the index anew.") from None
     if content.get("format") != FORMAT or "meta" not in content:
         raise NearkinError(f"{path} is not the manifest of an index of this version: make the index anew.")
-    segments = tuple(Segment(*given) for given in content["segments"])
-    known = {name: content[name] for name in ("meta", "generation", "next_key", "removed", "graph")}
+    try:
+        segments = tuple(Segment(*given) for given in content["segments"])
+        known = {name: content[name] for name in ("meta", "generation", "next_key", "removed", "graph")}
+    except (KeyError, TypeError):
+        raise NearkinError(f"{path} is damaged: restore it, or make the index anew.") from None
     return Manifest(**known, segments=segments)
 
 

@@ -46,7 +46,7 @@ class Graph(NamedTuple):
             probes = max(1, round(effort / share / PROBES))
             parameters = faiss.SearchParametersIVF(nprobe=min(inner.nlist, probes), sel=selector)
         with _threads(faiss, len(queries)):
-            _, keys = self.faiss.search(queries, min(k, self.faiss.ntotal), params=parameters)
+            keys = _search(self.faiss, queries, min(k, self.faiss.ntotal), parameters)
         place = np.minimum(np.searchsorted(rows.keys, keys), len(rows) - 1)
         found: Ints = np.where(rows.keys[place] == keys, place, -1)
         return found
@@ -60,6 +60,17 @@ class Graph(NamedTuple):
         bits = np.zeros(self.last + 1, np.bool_)
         bits[keys] = True
         return import_faiss().IDSelectorBitmap(np.packbits(bits, bitorder="little")), share
+
+
+def _search(index: Any, queries: Floats, k: int, parameters: Any) -> Ints:
+    """The keys [Q, k] that a faiss index finds.
+
+    faiss.contrib.torch_utils, which pytorch-metric-learning imports, puts a search in the place of faiss's own that
+    takes no parameters, and keeps that one as search_numpy. Other methods it replaces take arrays as before.
+    """
+    search = getattr(index, "search_numpy", index.search)
+    keys: Ints = search(queries, k, params=parameters)[1]
+    return keys
 
 
 @contextmanager

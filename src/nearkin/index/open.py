@@ -29,12 +29,13 @@ def create_index(
     """
     from nearkin.model import fingerprint
 
+    _check_store(store)
     run = None if run is None else Path(os.path.abspath(run))
     meta = new_meta(dim=dim, space=space, kind=kind, run=run, fingerprint=None if run is None else fingerprint(run))
     if store is not None and str(where) != store:
         folder = _free(Path(where))
         index: Index = _store(store).create(store, meta)
-        write_json(folder / POINTER, {"store": without_password(store)})
+        _point(folder, store)
         return index
     if is_url(where):
         made: Index = _store(str(where)).create(str(where), meta)
@@ -43,11 +44,16 @@ def create_index(
 
 
 def open_index(where: str | Path, *, store: str | None = None) -> Index:
-    """The index that is there. With a store, the folder must say that the index is in that one."""
+    """The index that is there. With a store, the folder says that the index is in that one; a new folder then will."""
+    _check_store(store)
     if is_url(where):
         found: Index = _store(str(where))(str(where))
         return found
     pointer = Path(where) / POINTER
+    if store is not None and not exists(where):
+        there = open_index(store)
+        _point(_free(Path(where)), store)
+        return there
     if not pointer.exists():
         index = EmbeddedIndex(Path(where))
         if store is not None:
@@ -71,8 +77,17 @@ def is_url(where: str | Path) -> bool:
 
 def without_password(url: str) -> str:
     """The URL as it may be written down."""
-    named = re.sub(r"(://[^/@:]*):[^/@]*@", r"\1@", url)
-    return re.sub(r"(?<=[?&])password=[^&]*&?", "", named).rstrip("?&")
+    named = re.sub(r"(://[^/?@:]*):[^/?]*@", r"\1@", url)
+    return re.sub(r"(?<=[?&])(ssl)?password=[^&]*&?", "", named).rstrip("?&")
+
+
+def _check_store(store: str | None) -> None:
+    if store is not None and not is_url(store):
+        raise NearkinError(f"A store is named as postgresql://… or qdrant://host:port/collection, not {store!r}.")
+
+
+def _point(folder: Path, store: str) -> None:
+    write_json(folder / POINTER, {"store": without_password(store)})
 
 
 def _free(folder: Path) -> Path:

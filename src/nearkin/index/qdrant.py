@@ -40,7 +40,7 @@ class QdrantIndex(Index):
         _, port, self.name = split_url(url)
         self.local = not port
         self.client = client or connect(url)
-        with _sentences():
+        with _closed_if_it_fails(self.client), _sentences():
             super().__init__(self._read_meta())
 
     @classmethod
@@ -49,7 +49,7 @@ class QdrantIndex(Index):
         if meta["kind"] == "ivfpq":
             raise NearkinError("Qdrant has no IVF-PQ: choose exact or hnsw.")
         name, client = split_url(url)[2], connect(url)
-        with _sentences():
+        with _closed_if_it_fails(client), _sentences():
             if client.collection_exists(name):
                 raise NearkinError(f"There is a collection {name!r} in Qdrant already: choose another name.")
             far = models.Distance.EUCLID if meta["space"] in BY_DISTANCE else models.Distance.DOT
@@ -199,6 +199,16 @@ def _write_about(client: QdrantClient, name: str, meta: Meta) -> None:
 
 
 @contextmanager
+def _closed_if_it_fails(client: QdrantClient) -> Iterator[None]:
+    """In local mode a client that is left open keeps all others out."""
+    try:
+        yield
+    except NearkinError:
+        client.close()
+        raise
+
+
+@contextmanager
 def _sentences() -> Iterator[None]:
     """What goes wrong between client and server is a sentence."""
     try:
@@ -206,7 +216,7 @@ def _sentences() -> Iterator[None]:
     except NearkinError:
         raise
     except Exception as error:  # the client raises what its transports raise
-        raise NearkinError(f"Qdrant could not do this: {one_line(error)}.") from None
+        raise NearkinError(f"Qdrant could not do this: {one_line(error).rstrip('.')}.") from None
 
 
 def _number(name: str) -> str:

@@ -16,8 +16,8 @@ from nearkin.data.datasets import load_dataset
 from nearkin.data.images import Images
 from nearkin.data.shared import Opener
 from nearkin.errors import NearkinError
+from nearkin.measure import open_images
 from nearkin.model import Model, Store, embed_store
-from nearkin.paths import cache_dir
 from nearkin.proxies import Proxies
 from nearkin.report.charts import INK, PALETTE, STYLE, look, rendered
 from nearkin.report.maps import layout, some_of_each
@@ -54,24 +54,14 @@ def open_training(model: Model, *, opener: Opener, reporter: Reporter) -> Part:
     """The images a run was trained on, in the order of its own row numbers."""
     plan = model.plan
     images, _ = training_images(plan, load_dataset(plan.data, halves=plan.halves))
-    return _open(images, model, opener, reporter)
+    store, images, _ = open_images(model, images, "training", opener=opener, reporter=reporter)
+    return Part(images, store)
 
 
 def open_test(model: Model, *, opener: Opener, reporter: Reporter) -> Part:
     """The images of a run's unseen classes."""
-    return _open(load_dataset(model.plan.data, halves=model.plan.halves).test, model, opener, reporter)
-
-
-def _open(images: Images, model: Model, opener: Opener, reporter: Reporter) -> Part:
-    with reporter.bar("reading images") as progress:
-        store, images, _ = opener(
-            images,
-            short=model.short,
-            channels=model.embedder.trunk.channels,
-            device=model.device,
-            cache=cache_dir(),
-            progress=progress,
-        )
+    test = load_dataset(model.plan.data, halves=model.plan.halves).test
+    store, images, _ = open_images(model, test, "test", opener=opener, reporter=reporter)
     return Part(images, store)
 
 

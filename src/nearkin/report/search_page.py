@@ -17,10 +17,12 @@ STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--paper); margin: 1.5rem; }
 h1 { font-size: 1.4rem; } h2 { font-size: 1rem; overflow-wrap: anywhere; } p, small { color: var(--soft); }
 section { border-top: 1px solid var(--rule); padding: .5rem 0 1rem; }
-ol { display: flex; flex-wrap: wrap; gap: .8rem; margin: 0; padding: 0; list-style: none; }
-li { width: 8.5rem; border-top: 4px solid transparent; padding-top: .3rem; font-size: .9rem; overflow-wrap: anywhere; }
-li.query { margin-right: 1.5rem; } li.kin { border-color: var(--kin); }
-img { display: block; width: 7rem; height: 7rem; object-fit: contain; } img.pixels { image-rendering: pixelated; }
+ol { display: grid; grid-template-columns: repeat(auto-fill, minmax(8rem, 1fr)); gap: .8rem; }
+ol { margin: 0; padding: 0; list-style: none; }
+li { border-top: 4px solid transparent; padding-top: .3rem; font-size: .9rem; overflow-wrap: anywhere; }
+li.query { font-weight: bold; } li.kin { border-color: var(--kin); }
+img { display: block; width: 100%; height: auto; aspect-ratio: 1; object-fit: contain; }
+img.pixels { image-rendering: pixelated; }
 """
 
 

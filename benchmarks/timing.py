@@ -1,0 +1,69 @@
+"""What the scripts here time with: works done in turn, and a training step without its images."""
+
+import time
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from nearkin.backbones import Embedder
+from nearkin.method import Method, Step
+from nearkin.model import autocast
+from nearkin.plan import Plan, make_optimiser, set_training
+
+Work = Callable[[], object]
+
+
+def least(
+    works: list[Work], *, rounds: int, device: torch.device, times: int = 1, processors: bool = False
+) -> list[float]:
+    """The least milliseconds of each, done in turn, so that a busy machine is busy for all; a first round warms up."""
+    best = [float("inf")] * len(works)
+    for turn in range(rounds + 1):
+        for i, work in enumerate(works):
+            took = milliseconds(work, device, times=times, processors=processors)
+            if turn:
+                best[i] = min(best[i], took)
+    return best
+
+
+def milliseconds(work: Work, device: torch.device, *, times: int = 1, processors: bool = False) -> float:
+    """Of one: `times` in a row between two waits. `processors` counts a CPU's time at work, all its cores together."""
+    clock = time.process_time if processors and device.type == "cpu" else time.perf_counter
+    wait(device)
+    start = clock()
+    for _ in range(times):
+        work()
+    wait(device)
+    return 1e3 * (clock() - start) / times
+
+
+def wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def training_step(m: Method, embedder: Embedder, plan: Plan, y: Tensor) -> Work:
+    """A step of `nearkin train` after warm-up, but for reading and augmenting the images."""
+    device, side, channels = y.device, embedder.trunk.size, embedder.trunk.channels
+    network = torch.compile(embedder, mode="reduce-overhead") if plan.compile else embedder
+    set_training(embedder, embedder.trunk, plan, warming_up=False)
+    optimiser = make_optimiser(plan, [{"params": list(embedder.parameters()), "lr": plan.lr}, *m.groups(plan.lr)])
+    parameters = [p for group in optimiser.param_groups for p in group["params"]]
+    images = torch.randn(len(y), channels, side, side, device=device).contiguous(memory_format=torch.channels_last)
+
+    def step() -> None:
+        optimiser.zero_grad()
+        with autocast(device, plan.precision):
+            x = network(images)
+        now = Step(x, y, embedder, images)
+        m.loss(now).backward()
+        m.after_backward(embedder)
+        if plan.clip_value:
+            torch.nn.utils.clip_grad_value_(parameters, plan.clip_value)
+        if plan.clip_norm:
+            torch.nn.utils.clip_grad_norm_(parameters, plan.clip_norm)
+        optimiser.step()
+        m.after_step(now)
+
+    return step
