@@ -10,6 +10,7 @@ import pytest
 import torch
 from made import make_ensemble, make_images, make_run
 from PIL import Image
+from starlette.testclient import TestClient
 
 import nearkin as nk
 from nearkin import calibrate as calibrating
@@ -21,6 +22,7 @@ from nearkin.index import open_index
 from nearkin.indexing import index_images
 from nearkin.runs import read_json
 from nearkin.search import search_images, threshold_of
+from nearkin.serve import make_app
 from nearkin.similarity import SPACES
 
 GLYPHS = "glyphs(classes=48, samples=6)"
@@ -168,6 +170,10 @@ def test_the_threshold_of_the_run_comes_before_the_one_of_the_index(made):
     assert threshold_of(index) is None
     assert threshold_of(index, made / "run") == read_json(made / "run" / "threshold.json")
     images, model = gather([made / "pictures"]), nk.load(made / "run")
+    with TestClient(make_app(index, None, run=made / "run")) as page:
+        assert (
+            page.get("/api/about").json()["threshold"]["similarity"] == threshold_of(index, made / "run")["similarity"]
+        )
     without, moved = (search_images(index, model, images, run=run)[0] for run in (None, made / "run"))
     assert {kin for answer in without for kin in answer.kin} == {None}
     assert {kin for answer in moved for kin in answer.kin} == {True, False}

@@ -287,6 +287,10 @@ def main() -> None:
         print(f"nearkin: {' '.join(error.format_message().split())}", file=sys.stderr)
         sys.exit(2)
     except (KeyboardInterrupt, typer.Abort):
-        print("nearkin: stopped; a training goes on with nearkin train --resume --out ITS_FOLDER.", file=sys.stderr)
+        print(
+            "nearkin: stopped; the same command goes on with what is finished, and a training with nearkin train "
+            "--resume --out ITS_FOLDER.",
+            file=sys.stderr,
+        )
         sys.exit(130)
     sys.exit(code if isinstance(code, int) else 0)

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager
 from importlib.resources import files
+from pathlib import Path
 from typing import Annotated, Any
 
 from fastapi import FastAPI, Query, Request
@@ -68,15 +69,16 @@ def make_app(
     *,
     name: str = "index",
     why: str | None = None,
+    run: str | Path | None = None,
     token: str | None = None,
     hosts: Collection[str] | None = None,
     limits: Limits | None = None,
 ) -> Guard:
     """The application of one index, guarded. Without a model, `why` says why pictures cannot be searched by.
 
-    `hosts` are the names it answers to (None: any).
+    `run` is where the model's run is now, if it has moved; `hosts` are the names it answers to (None: any).
     """
-    service = Service(index, model, name=name, why=why, limits=limits or Limits())
+    service = Service(index, model, name=name, why=why, run=run, limits=limits or Limits())
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:

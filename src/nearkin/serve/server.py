@@ -52,9 +52,8 @@ def serve(
             why = str(error)
             say(f"Pictures of one's own cannot be searched by. {why}")
         name = Path(where).name if "://" not in where else where.partition("?")[0].rsplit("/", 1)[-1]
-        app = make_app(
-            index, model, name=name, why=why, token=token, hosts=LOOPBACK if here else None, limits=limits or Limits()
-        )
+        hosts = LOOPBACK if here else None
+        app = make_app(index, model, name=name, why=why, run=run, token=token, hosts=hosts, limits=limits)
         shown = f"[{host}]" if ":" in host else host
         query = "" if token is None else f"?token={quote(token)}"
         if not here and token is None:

@@ -24,10 +24,12 @@ from nearkin.serve.work import Budget, Desk, Pool, finish
 class Service:
     """One index with its model. What it says about itself is as of now; to see later additions, start it anew."""
 
-    def __init__(self, index: Index, model: Model | None, *, name: str, why: str | None, limits: Limits) -> None:
+    def __init__(
+        self, index: Index, model: Model | None, *, name: str, why: str | None, run: str | Path | None, limits: Limits
+    ) -> None:
         self.index, self.model, self.limits = index, model, limits
         self.ids, self.paths, self.labels = index.items()
-        self.threshold = _threshold(index)
+        self.threshold = _threshold(index, run)
         self.about = self._about(name, why)
         self.atlas = Atlas(index, self.ids, self.labels)
         self.budget = Budget(limits.uploads_bytes)
@@ -134,6 +136,6 @@ class Service:
         return await asyncio.to_thread(self.atlas.get)
 
 
-def _threshold(index: Index) -> answers.Threshold | None:
-    known = threshold_of(index)
+def _threshold(index: Index, run: str | Path | None) -> answers.Threshold | None:
+    known = threshold_of(index, run)
     return None if known is None else answers.Threshold.model_validate(known)
