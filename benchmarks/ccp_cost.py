@@ -12,13 +12,11 @@ those of the processor, which a busy machine disturbs less.
 """
 
 import argparse
-import shlex
-import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from timing import Work, least, training_step
+from timing import Work, least, source, training_step
 from torch import Tensor, nn
 
 from nearkin.backbones import natural_plan
@@ -26,7 +24,7 @@ from nearkin.covering import distances
 from nearkin.method import method
 from nearkin.model import build_embedder
 from nearkin.plan import make_plan
-from nearkin.runs import provenance, write_json
+from nearkin.runs import write_json
 
 PAIR = "contrastive(form=c2, positive=0, negative=0.3841)"
 GOALS = {"step": 1.10, "redraw": 20.0}
@@ -100,12 +98,11 @@ def main() -> None:
         )
     if args.out:
         about = {
-            "command": shlex.join(["python", *sys.argv]),
             "size": size._asdict(),
             "backbone": backbone,
             "device": str(device),
         }
-        write_json(args.out, {**about, "threads": torch.get_num_threads(), "rows": rows, **provenance()})
+        write_json(args.out, {**about, "threads": torch.get_num_threads(), "rows": rows, **source()})
 
 
 if __name__ == "__main__":

@@ -20,9 +20,10 @@ import torch
 from evaluate_speed import SOP_CLASSES, SOP_ITEMS, made, peak_memory
 from numpy.typing import NDArray
 from sklearn.metrics import normalized_mutual_info_score
+from timing import source
 
 from nearkin.evaluate.cluster import k_means, pairwise_f1, starts_for
-from nearkin.runs import provenance, write_json
+from nearkin.runs import write_json
 
 Clusters = NDArray[Any]
 
@@ -85,7 +86,7 @@ def main() -> None:
         figures["products"] = figures["processor_seconds"] / result["product"]["processor_seconds"]
         print(f"{name}: " + ", ".join(f"{what} {value:.2f}" for what, value in figures.items()), flush=True)
     if options.out:
-        write_json(options.out, {**result, **provenance()})
+        write_json(options.out, {**result, **source()})
 
 
 if __name__ == "__main__":

@@ -22,10 +22,11 @@ from pathlib import Path
 import numpy as np
 import psutil
 import torch
+from timing import source
 from torch import Tensor
 
 from nearkin.evaluate import evaluate
-from nearkin.runs import provenance, write_json
+from nearkin.runs import write_json
 
 METRICS = ("R@1", "R@10", "R@100", "R@1000", "P@R", "MAP@R", "nDCG@100")
 PML = {"precision_at_1": "R@1", "r_precision": "P@R", "mean_average_precision_at_r": "MAP@R"}
@@ -148,7 +149,7 @@ def main() -> None:
         )
     print(f"3. peak extra memory: {ours['extra_memory_mb']:.0f} MB")
     if options.out:
-        write_json(options.out, {**result, **provenance()})
+        write_json(options.out, {**result, **source()})
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ import tempfile
 from pathlib import Path
 
 import torch
+from timing import source
 
 import nearkin as nk
 from nearkin.backbones import Embedder, natural_plan, trunk
@@ -19,7 +20,7 @@ from nearkin.data.images import Images
 from nearkin.data.splits import held_out
 from nearkin.model import Model
 from nearkin.plan import make_plan
-from nearkin.runs import provenance, write_json
+from nearkin.runs import write_json
 
 
 def untrained(images: Images, seed: int) -> torch.Tensor:
@@ -60,7 +61,7 @@ def main() -> None:
         print(f"R@1 {value:5.1f}  {name}")
     if options.out:
         about = {"spec": options.spec, "epochs": options.epochs, "seed": options.seed}
-        write_json(options.out, {**about, "R@1": figures, **provenance()})
+        write_json(options.out, {**about, "R@1": figures, **source()})
 
 
 if __name__ == "__main__":

@@ -15,10 +15,10 @@ from typing import NamedTuple
 import torch
 from rich.console import Console
 from rich.table import Table
-from timing import least, milliseconds
+from timing import least, milliseconds, source
 
 from nearkin.method import method
-from nearkin.runs import provenance, write_json
+from nearkin.runs import write_json
 from nearkin.strategies.profs import HANDS, PROFS
 
 BATCH, IMAGES, GOAL = 128, 2, 1.5
@@ -82,7 +82,7 @@ def main() -> None:
     Console(width=120).print(table)
     if args.out:
         content = {"batch": BATCH, "images_per_class": IMAGES, "dim": args.dim, "threads": torch.get_num_threads()}
-        write_json(args.out, {**content, "rows": [row._asdict() for row in rows], **provenance()})
+        write_json(args.out, {**content, "rows": [row._asdict() for row in rows], **source()})
 
 
 if __name__ == "__main__":

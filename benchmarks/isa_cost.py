@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from timing import Work, least, training_step, wait
+from timing import Work, least, source, training_step, wait
 from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -22,7 +22,7 @@ from nearkin.backbones import natural_plan
 from nearkin.method import Method, Step, method
 from nearkin.model import build_embedder
 from nearkin.plan import make_plan
-from nearkin.runs import provenance, write_json
+from nearkin.runs import write_json
 
 METHODS = ("proxy_anchor", "proxy_isa(steps_per_epoch=1)")
 GOAL = {"cpu": 1.5, "cuda": 1.05}
@@ -120,7 +120,7 @@ def main() -> None:
         print(f"goal for {judged}: at most {goal} ×, {'reached' if rows[judged]['ratio'] <= goal else 'NOT reached'}")
     if args.out:
         about = {"size": size._asdict(), "threads": torch.get_num_threads(), "device": str(device)}
-        write_json(args.out, {**about, "goal": goal, "of": judged, "rows": rows, **provenance()})
+        write_json(args.out, {**about, "goal": goal, "of": judged, "rows": rows, **source()})
 
 
 if __name__ == "__main__":

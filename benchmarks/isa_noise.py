@@ -17,10 +17,11 @@ from pathlib import Path
 import torch
 from PIL import Image
 from sklearn.metrics import average_precision_score
+from timing import source
 
 import nearkin as nk
 from nearkin.data.images import Dataset, Images
-from nearkin.runs import RunFolder, provenance, read_json, write_json
+from nearkin.runs import RunFolder, read_json, write_json
 from nearkin.snapshots import open_snapshot
 
 METHODS = {
@@ -97,7 +98,7 @@ def main() -> None:
                 print(f"    {what}: {value:.3f}" if isinstance(value, float) else f"    {what}: {value}")
     if options.out:
         about = {k: v for k, v in vars(options).items() if k not in ("keep", "out")}
-        write_json(options.out, {**about, "planted": int(wrong.sum()), "rows": rows, **provenance()})
+        write_json(options.out, {**about, "planted": int(wrong.sum()), "rows": rows, **source()})
 
 
 if __name__ == "__main__":

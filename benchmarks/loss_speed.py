@@ -16,13 +16,13 @@ import torch
 from pytorch_metric_learning import losses, miners
 from rich.console import Console
 from rich.table import Table
-from timing import Work, least
+from timing import Work, least, source
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
 from nearkin.losses.multi_similarity import MultiSimilarity
 from nearkin.method import Method, method
-from nearkin.runs import provenance, write_json
+from nearkin.runs import write_json
 from nearkin.similarity import References, relate
 
 MULTI_PROXY = ("soft_triple", "mpa", "mpa_dw", "mpa_ap")
@@ -169,7 +169,7 @@ def main() -> None:
     if args.out:
         threads = torch.get_num_threads()
         write_json(
-            args.out, {"size": size._asdict(), "threads": threads, "rows": [r._asdict() for r in rows], **provenance()}
+            args.out, {"size": size._asdict(), "threads": threads, "rows": [r._asdict() for r in rows], **source()}
         )
 
 

@@ -11,8 +11,6 @@ in families, as far from each other and as spread as those of a trained model, w
 
 import argparse
 import os
-import shlex
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -25,10 +23,11 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 from threadpoolctl import threadpool_limits
+from timing import source
 
 from nearkin.index import Index, create_index
 from nearkin.index.recall import Truth, recall
-from nearkin.runs import provenance, write_json
+from nearkin.runs import write_json
 
 Floats = NDArray[np.float32]
 
@@ -191,7 +190,7 @@ def main() -> None:
     args = parser.parse_args()
     size = SMALL if args.small else FULL
     faiss.omp_set_num_threads(args.threads)
-    source = provenance()  # of the code as it was loaded
+    loaded = source()  # of the code as it was loaded
     load = [os.getloadavg()[0]]  # of the machine: other work beside makes all times longer
     with threadpool_limits(args.threads):
         rows = measure(size, kinds=[kind for kind in args.kinds.split(",") if kind], rounds=args.rounds)
@@ -202,9 +201,9 @@ def main() -> None:
         table.add_row(*cells(row, judged=not args.small))
     Console(width=160).print(table)
     if args.out:
-        about = {"command": shlex.join(["python", *sys.argv]), "size": size._asdict(), "threads": args.threads}
+        about = {"size": size._asdict(), "threads": args.threads}
         about["load_before_and_after"] = load
-        write_json(args.out, {**about, "faiss": faiss.__version__, "rows": [r.record() for r in rows], **source})
+        write_json(args.out, {**about, "faiss": faiss.__version__, "rows": [r.record() for r in rows], **loaded})
 
 
 if __name__ == "__main__":

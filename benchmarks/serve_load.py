@@ -10,7 +10,6 @@ import argparse
 import asyncio
 import json
 import os
-import shlex
 import subprocess
 import sys
 import tempfile
@@ -23,11 +22,12 @@ import numpy as np
 from PIL import Image
 from rich.console import Console
 from rich.table import Table
+from timing import source
 
 import nearkin as nk
 from nearkin.index import Index, create_index
 from nearkin.model import Model
-from nearkin.runs import provenance, write_json
+from nearkin.runs import write_json
 
 DATA = "glyphs(classes=200, samples=10)"
 
@@ -141,8 +141,8 @@ def main() -> None:
         table.add_row(r.what, str(r.searches), str(r.errors), f"{r.p50:.1f}", f"{r.p99:.1f}", f"{r.per_second:.0f}")
     Console(width=120).print(table)
     if args.out:
-        about = {"command": shlex.join(["python", *sys.argv]), "data": DATA, "load": others}
-        write_json(args.out, {**about, "rows": [r._asdict() for r in rows], **provenance()})
+        about = {"data": DATA, "load": others}
+        write_json(args.out, {**about, "rows": [r._asdict() for r in rows], **source()})
     sys.exit(any(r.errors for r in rows))
 
 

@@ -1,5 +1,7 @@
-"""What the scripts here time with: works done in turn, and a training step without its images."""
+"""What the scripts here share: works timed in turn, a training step without its images, where a result comes from."""
 
+import shlex
+import sys
 import time
 from collections.abc import Callable
 
@@ -10,6 +12,7 @@ from nearkin.backbones import Embedder
 from nearkin.method import Method, Step
 from nearkin.model import autocast
 from nearkin.plan import Plan, make_optimiser, set_training
+from nearkin.runs import Json, provenance
 
 Work = Callable[[], object]
 
@@ -67,3 +70,8 @@ def training_step(m: Method, embedder: Embedder, plan: Plan, y: Tensor) -> Work:
         m.after_step(now)
 
     return step
+
+
+def source() -> Json:
+    """Where a result comes from: the command, versions, commit, hardware, date."""
+    return {"command": shlex.join(["python", *sys.argv]), **provenance()}

@@ -12,8 +12,6 @@ network, loss, backward, optimiser, method. With a compiled network VCPA's Newto
 """
 
 import argparse
-import shlex
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,12 +19,12 @@ from typing import Any, NamedTuple
 import torch
 from rich.console import Console
 from rich.table import Table
-from timing import Work, least
+from timing import Work, least, source
 
 from nearkin.method import Step, method
 from nearkin.plan import make_plan
 from nearkin.report.progress import Reporter
-from nearkin.runs import RunFolder, provenance, write_json
+from nearkin.runs import RunFolder, write_json
 from nearkin.train import Training
 
 M, PRODUCTS = 10, 5
@@ -119,8 +117,8 @@ def main() -> None:
         table.add_row(row.what, f"{row.milliseconds:.2f}", f"{row.ratio:.3f}", goal, reached)
     Console(width=120).print(table)
     if args.out:
-        about = {"command": shlex.join(["python", *sys.argv]), "device": str(device), "threads": threads}
-        write_json(args.out, {**about, "small": args.small, "rows": [r._asdict() for r in rows], **provenance()})
+        about = {"device": str(device), "threads": threads}
+        write_json(args.out, {**about, "small": args.small, "rows": [r._asdict() for r in rows], **source()})
 
 
 if __name__ == "__main__":
