@@ -67,7 +67,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--classes", type=int, nargs="+", default=[11_318, 1_000_000], help="numbers of classes")
     parser.add_argument("--dim", type=int, default=512, help="dimensions (default %(default)s)")
-    parser.add_argument("--rounds", type=int, default=10, help="timed rounds (default %(default)s)")
+    parser.add_argument("--rounds", type=int, default=30, help="timed rounds (default %(default)s)")
     parser.add_argument("--device", default="cpu", help="cpu (default) or cuda")
     parser.add_argument("--out", type=Path, help="a JSON file for the figures and where they come from")
     args = parser.parse_args()
