@@ -14,6 +14,7 @@ from PIL import Image
 import nearkin as nk
 from nearkin.losses import LOSSES
 from nearkin.report import docs
+from nearkin.runs import read_json
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -86,6 +87,22 @@ def test_the_python_lines_run(folder, monkeypatch):
     exec(block, names)
     assert names["loss"].ndim == 0
     assert set(names["scores"]) == {"R@1", "MAP@R"}
+
+
+@pytest.mark.parametrize(
+    ("page", "file", "quoted"),
+    [
+        ("vcpa", "vcpa_cost_cpu", lambda rows: [rows[1]["ratio"]]),
+        ("vcpa", "vcpa_cost_cuda", lambda rows: [rows[1]["ratio"]]),
+        ("ccp", "ccp_cost_cpu", lambda rows: [rows["step"]["ratio"], rows["redraw"]["ratio"]]),
+        ("profs", "hncm_cost", lambda rows: [row["ratio"] for row in rows]),
+    ],
+)
+def test_costs_on_a_page_are_those_of_the_file_it_names(page, file, quoted):
+    text = (ROOT / "docs" / f"{page}.md").read_text()
+    found = read_json(ROOT / "benchmarks" / "results" / f"{file}.json")
+    assert f"{file}.json" in text
+    assert all(re.search(rf"\b{ratio:.2f}\b", text) for ratio in quoted(found["rows"]))
 
 
 def test_the_generated_parts_are_up_to_date():
