@@ -22,7 +22,8 @@ def line(cell, scores, **more):
     record = {
         "id": cell.id, "data": cell.data, "method": cell.description["method"], "seed": cell.seed, "scores": scores,
         "before": scores, "select": "last", "seconds": 70.0, "wall": 75.0, "images_per_second": 8000.0,
-        "commit": "0123456789abcdef", "hardware": "One GPU", "precision": "bf16", "versions": {"torch": "2.11"},
+        "commit": "0123456789abcdef", "hardware": "One GPU", "precision": "bf16", "compile": True,
+        "versions": {"torch": "2.11"},
         "settings": cell.description,
     }  # fmt: skip
     return json.dumps(record | more) + "\n"
@@ -131,7 +132,7 @@ def test_honesty_lines_and_what_is_missing(page):
     assert "`nearkin bench cub_lite0 --data cub:PATH --seeds 0,1,2,3`" in page
     assert "Ours: lite0 (default weights); 224 px; 512-d" in page
     assert "What chose our epoch: the last epoch." in page
-    assert "Commit 0123456789ab; One GPU, bf16; torch 2.11." in page
+    assert "Commit 0123456789ab; One GPU, bf16, compiled; torch 2.11." in page
     missing = next(x for x in page.splitlines() if x.startswith("- Not measured: "))
     assert "triplet, all" in missing
     assert "proxy_anchor" not in missing

@@ -261,7 +261,7 @@ def about_ours(runs: Sequence[Json], overrides: Mapping[str, Any]) -> list[str]:
     if changed:
         notes.append(f"Changed for all rows: {', '.join(f'{k} = {v}' for k, v in changed.items())}.")
     commits = each(lambda r: short_commit(r["commit"]))
-    where = each(lambda r: f"{r['hardware']}, {r['precision']}")
+    where = each(lambda r: f"{r['hardware']}, {r['precision']}{', compiled' if r.get('compile') else ''}")
     notes.append(f"Commit {commits}; {where}; torch {each(lambda r: r['versions']['torch'])}.")
     return notes
 
