@@ -1,5 +1,6 @@
 """The loop end to end on a handful of glyphs: scores, selection, resume after a kill, sentences for what goes wrong."""
 
+import io
 import json
 import os
 import signal
@@ -10,8 +11,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from made import make_images
+from rich.console import Console
 
 import nearkin as nk
+from nearkin.report.progress import Reporter
 from nearkin.runs import RunFolder, read_json, read_tensors
 
 TINY = {"data": "glyphs(classes=48, samples=6)", "epochs": 3, "batch": 24, "dim": 16, "device": "cpu"}
@@ -53,6 +57,23 @@ def test_a_loaded_model_embeds_as_the_run_measured(tmp_path):
     x = model.embed(test.sources)
     assert x.shape == (len(test), 16)
     assert nk.evaluate(x, test.labels, metrics=("R@1",))["R@1"] == read_json(run.result)["scores"]["R@1"]
+
+
+def test_damaged_images_are_named_left_out_and_counted(tmp_path):
+    images = make_images(tmp_path / "photos", classes=8, each=4)
+    damaged = [images[0], images[-1]]  # one of the classes that train, one of those that test
+    for path in damaged:
+        path.write_bytes(path.read_bytes()[:100])
+    settings = {**TINY, "data": f"folder:{tmp_path / 'photos'}", "epochs": 1, "batch": 6}
+    reporter = Reporter(Console(file=io.StringIO()))
+    run = nk.train(**settings, out=tmp_path / "run", reporter=reporter)
+    said = reporter.console.file.getvalue()
+    assert "1 training images cannot be read" in said
+    assert "1 test images cannot be read" in said
+    result, config = read_json(run.result), read_json(run.config)
+    assert [str(path) in sentence for path, sentence in zip(damaged, result["unreadable"], strict=True)] == [True, True]
+    assert config["resolved"]["training_images"] == 4 * 4 - 1
+    assert result["queries"] + result["left_out"] == 4 * 4 - 1
 
 
 def test_what_is_trained_by_inner_products_is_measured_by_distance(tmp_path):
