@@ -52,6 +52,8 @@ def step_of(spec: str, backbone: str, size: Size, device: torch.device) -> Work:
     m = method(spec, classes=size.classes, dim=size.dim, space=plan.space)
     embedder = build_embedder(plan, m.space).to(device, memory_format=torch.channels_last)
     m.bind(embedder)
+    if "problems" in (state := m.state_dict()):
+        m.load_state_dict({**state, "problems": torch.ones_like(state["problems"])})  # the first has no pull
     return training_step(m.to(device), embedder, plan, torch.arange(size.batch, device=device) // 4)
 
 

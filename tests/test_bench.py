@@ -17,7 +17,7 @@ import nearkin as nk
 from nearkin import bench as module
 from nearkin.bench import bench, board
 from nearkin.budget import Clock, seconds_of
-from nearkin.cli import app
+from nearkin.cli import _seeds, app
 from nearkin.errors import NearkinError
 from nearkin.evaluate.metrics import by_class
 from nearkin.report import docs
@@ -277,6 +277,28 @@ def test_weights_from_a_file_count_by_their_content(tmp_path):
     assert a == b != c
     with pytest.raises(NearkinError, match="no file"):
         describe({**base, "weights": str(tmp_path / "none.pth")}, data="glyphs")
+
+
+@pytest.mark.parametrize(("text", "seeds"), [("3", 3), ("0,1,2", [0, 1, 2]), ("5,", [5]), ("0,", [0])])
+def test_seeds_are_how_many_or_which(text, seeds):
+    assert _seeds(text) == seeds
+
+
+TRAINING = {"cub": 5_864, "cars": 8_054, "sop": 59_551, "inshop": 25_882}
+
+
+def test_what_a_suite_lets_begin_later_begins_within_its_training():
+    late = {}
+    for name in suite_names():
+        for cell in expand(load_suite(name), seeds=1).cells:
+            start = re.search(r"start=(\d+)", cell.description["method"])
+            if start and cell.data in TRAINING:
+                folds = cell.description.get("folds", 0)
+                images = TRAINING[cell.data] * (1 - 1 / folds if folds else 1)
+                steps = cell.description["epochs"] * int(images) // cell.description["batch"]
+                late[name, cell.row] = int(start[1]) / steps
+    assert len(late) >= 5
+    assert all(part < 0.5 for part in late.values()), late
 
 
 def test_seeds_come_first(tmp_path):

@@ -4,7 +4,6 @@ The order is all rows with the first seed, then all with the second: a stop leav
 """
 
 import gc
-import statistics
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -124,7 +123,11 @@ class _Runner:
         return list(found.values())
 
     def expected(self, cell: Cell) -> float:
-        """Seconds a run will take, by those that were made here with the same data and network; 0: nobody knows."""
+        """The least seconds a run will take, by those made here with the same data and network; 0: nobody knows.
+
+        The least, since the first run of a sitting also reads images and compiles; one that needs longer than the
+        budget holds is stopped in time and gone on with.
+        """
         alike = ("data", "backbone", "size", "fraction", "folds")
 
         def rate(record: Json) -> float:
@@ -142,7 +145,7 @@ class _Runner:
             return 0.0
         epochs = int(cell.description["epochs"])
         done = max((e["epoch"] for e in self.folder(cell).events() if e["event"] == "epoch"), default=0)
-        return statistics.median(rates) * (epochs - done)
+        return min(rates) * (epochs - done)
 
     def run(self, cell: Cell, metrics: Sequence[str]) -> None:
         """Make a run, or go on with it, and put it into the results."""

@@ -159,7 +159,7 @@ def bench(
     suite: Annotated[str | None, typer.Argument(help="A suite's name or file (none: list them).")] = None,
     data: Annotated[list[str] | None, typer.Option(help="Where a data set lies, as cub:PATH; repeatable.")] = None,
     seeds: Annotated[
-        str | None, typer.Option(help="How many seeds (3) or which (0,1,2); default: the suite's.")
+        str | None, typer.Option(help="How many seeds (3) or which (0,1,2, or 5, for one); default: the suite's.")
     ] = None,
     rows: Annotated[list[str] | None, typer.Option(help="Run and show only this row; repeatable.")] = None,
     budget: Annotated[str | None, typer.Option(help="Stop cleanly after this time, as 25m or 2h.")] = None,
@@ -222,9 +222,9 @@ def _seeds(text: str | None) -> int | list[int] | None:
     if text is None:
         return None
     try:
-        numbers = [int(part) for part in text.split(",")]
+        numbers = [int(part) for part in text.removesuffix(",").split(",")]
     except ValueError:
-        raise NearkinError(f"Seeds are a number of them (3) or a list (0,1,2), not {text!r}.") from None
+        raise NearkinError(f"Seeds are a number of them (3) or a list (0,1,2, or 5, for one), not {text!r}.") from None
     return numbers if "," in text else numbers[0]
 
 

@@ -17,6 +17,7 @@ from nearkin.data.augment import (
     central,
     centre,
     crop,
+    plain_boxes,
     resized_boxes,
     short_side,
     squashed_boxes,
@@ -82,6 +83,26 @@ def test_squashed_crop_is_squashing_then_cutting() -> None:
         h, w = pixels.size[b].tolist()
         want = cut(pixels.canvas[b], (0, 0, h, w), (32, 32))[:, top : top + 28, left : left + 28]
         torch.testing.assert_close(got[b].double(), want.flip(2) if b == 2 else want, atol=2e-3, rtol=0)
+
+
+def test_plain_crop_cuts_and_resizes_nothing() -> None:
+    pixels = photos([(32, 64), (50, 32), (32, 32)])
+    draws = torch.tensor([[0.0, 0.99999], [0.5, 0.3], [0.7, 0.0]])
+    boxes = plain_boxes(pixels.size, draws, size=28)
+    got = crop(pixels.canvas, boxes, size=28, flip=torch.tensor([False, False, True]))
+    corners = [(0, 36), (11, 1), (3, 0)]  # floor(u · (side − 27))
+    for b, (top, left) in enumerate(corners):
+        want = pixels.canvas[b, :, top : top + 28, left : left + 28]
+        torch.testing.assert_close(got[b], (want.flip(2) if b == 2 else want).float(), atol=2e-3, rtol=0)
+
+
+@pytest.mark.parametrize("squash", [True, False])
+def test_the_spec_says_whether_a_crop_squashes(squash: bool) -> None:
+    pixels = photos([(32, 64)] * 4)
+    pixels.canvas[:] = torch.arange(64, dtype=torch.uint8)  # as bright as far to the right
+    view = augment(f"crop(squash={squash}, flip=False)", size=28, short=32, normalise=RAW)
+    steps = view(pixels, Generator().manual_seed(0)).diff(dim=3)[..., 2:-2].mean()
+    assert steps.item() == pytest.approx(2 if squash else 1, abs=0.01)
 
 
 def naive_box(h: int, w: int, u: list[float], scale: tuple[float, float], ratio: tuple[float, float]) -> list[int]:

@@ -8,6 +8,7 @@ from scipy import stats
 
 import nearkin
 from nearkin.bench import Board
+from nearkin.cli import _seeds
 from nearkin.evaluate.statistics import Comparison
 from nearkin.report.claims import CLAIMS, Claim, Outcome, check_claim, in_words, pairs
 from nearkin.report.results_page import boards, changed_settings, main, results_page
@@ -125,6 +126,12 @@ def test_an_epoch_chosen_on_test_is_said_in_its_row(tmp_path):
     fill(tmp_path, "profs_lite0", {"C-PROFS": ANCHOR}, more={"select": "test"})
     text = section(results_page(tmp_path), "Every method on cub with lite0")
     assert rows(text)["C-PROFS"]["epoch"] == "the best ON THE TEST SET"
+
+
+def test_the_command_of_one_seed_runs_that_seed(tmp_path):
+    fill(tmp_path, EVERY, {"proxy_anchor": ANCHOR[:1]})
+    command = next(x for x in results_page(tmp_path).splitlines() if x.startswith("`nearkin bench"))
+    assert _seeds(command.strip("`").split("--seeds ")[1]) == [0]
 
 
 def test_honesty_lines_and_what_is_missing(page):

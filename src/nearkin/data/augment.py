@@ -117,16 +117,19 @@ class ResizedCrop:
 
 
 class Crop:
-    """The image squashed to a square of the stored side, and a random square of `size` out of it."""
+    """A random square of `size`, out of the image squashed to a square of the stored side, or as it is (`squash`)."""
 
     draws = 3
 
-    def __init__(self, *, size: int, short: int, flip: bool = True) -> None:
-        self.size, self.short, self.flip = size, short, flip
+    def __init__(self, *, size: int, short: int, flip: bool = True, squash: bool = True) -> None:
+        self.size, self.short, self.flip, self.squash = size, short, flip, squash
 
     def apply(self, pixels: Pixels, draws: Tensor) -> Tensor:
         """Draw the corner of each square and read it."""
-        boxes = squashed_boxes(pixels.size, draws[:, :2], short=self.short, size=self.size)
+        if self.squash:
+            boxes = squashed_boxes(pixels.size, draws[:, :2], short=self.short, size=self.size)
+        else:
+            boxes = plain_boxes(pixels.size, draws[:, :2], size=self.size)
         return crop(pixels.canvas, boxes, size=self.size, flip=self.flip & (draws[:, 2] < 0.5))
 
 
@@ -230,6 +233,12 @@ def squashed_boxes(sizes: Tensor, draws: Tensor, *, short: int, size: int) -> Bo
     """A random square of `size` out of each image [B, 2] squashed to `short` × `short`, from uniform draws [B, 2]."""
     skip = _integers(draws, short - size)
     return Boxes(torch.zeros_like(draws), sizes.to(draws.dtype), short, skip)
+
+
+def plain_boxes(sizes: Tensor, draws: Tensor, *, size: int) -> Boxes:
+    """A random square of `size` out of each image [B, 2], from uniform draws [B, 2]; nothing is resized."""
+    start = _integers(draws, sizes - size)
+    return Boxes(start, torch.full_like(start, size), size)
 
 
 def crop(canvas: Tensor, boxes: Boxes, *, size: int, flip: Tensor) -> Tensor:

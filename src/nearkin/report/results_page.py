@@ -114,7 +114,7 @@ def _section(found: Found, pictures: Path | None, link: str) -> str:
 def _command(sheet: Sheet, data: Sequence[str]) -> str:
     places = "".join(f" --data {name}:PATH" for name in data if needs_path(sheet.suite.parts[name]))
     settings = "".join(f" --set {name}={value}" for name, value in sheet.overrides.items())
-    seeds = ",".join(map(str, sheet.seeds))
+    seeds = ",".join(map(str, sheet.seeds)) + ("," if len(sheet.seeds) == 1 else "")  # without it, how many
     return f"nearkin bench {sheet.suite.name}{places} --seeds {seeds}{settings}"
 
 

@@ -112,7 +112,6 @@ class CCP(Strategy):
     drawn: Tensor
     converged: Tensor
     chosen: Tensor
-    strength: Tensor
     best: Tensor
     waited: Tensor
     checks: Tensor
@@ -150,10 +149,11 @@ class CCP(Strategy):
         else:
             self.register_buffer("chosen", torch.zeros(classes * per_class, dtype=torch.int64))  # rows of the images
         self.register_buffer("drawn", torch.tensor(False))
-        self.register_buffer("strength", torch.zeros(()))  # λ of this sub-problem
         self.register_buffer("best", torch.tensor(-torch.inf))  # score of this sub-problem
         for counter in ("waited", "checks", "problems"):  # checks without progress, checks; sub-problems that ended
             self.register_buffer(counter, torch.zeros((), dtype=torch.int64))
+        self.strength = 0.0  # λ of this sub-problem; follows from `problems`, but a step need not wait for the device
+        self.register_load_state_dict_post_hook(_know_strength)  # type: ignore[no-untyped-call]
 
     @property
     def known_classes(self) -> int | None:
@@ -191,7 +191,7 @@ class CCP(Strategy):
 
     def after_backward(self, model: nn.Module) -> None:
         super().after_backward(model)
-        if self.weight and self.training:
+        if self.strength and self.training:
             self.anchor.pull(model, self.strength)
 
     @torch.no_grad()
@@ -227,11 +227,11 @@ class CCP(Strategy):
     def _next(self, embed: Embed, labels: Tensor) -> None:
         """Begin the next sub-problem."""
         self.anchor.load_state_dict(self.snapshot.state_dict())
-        self.strength.fill_(self.weight)
         self.best.fill_(-torch.inf)
         for counter in (self.waited, self.checks):
             counter.zero_()
         self.problems += 1
+        _know_strength(self)
         old = embed(self.chosen) if self.proxies is None else self.converged
         seeds = project(old, self.space).view(self.classes, self.per_class, -1)
         rows = draw(labels, pool_size(self.pool, self.per_class), classes=self.classes)
@@ -243,3 +243,8 @@ class CCP(Strategy):
             self.chosen.copy_(rows.flatten())
         else:
             self.proxies.vectors.copy_(points.flatten(0, 1))
+
+
+def _know_strength(ccp: CCP, _keys: object = None) -> None:
+    """The first sub-problem has no solution to be held near; every later one has."""
+    ccp.strength = ccp.weight if int(ccp.problems) else 0.0

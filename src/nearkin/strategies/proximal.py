@@ -26,14 +26,14 @@ class Anchor(nn.Module):
         self.bound = model, self._places(model)
 
     @torch.no_grad()
-    def pull(self, model: nn.Module, weight: float | Tensor) -> None:
-        """Add weight·(θ − θ*) to the gradient of every parameter that has one; `weight` may be a 0-dim tensor."""
+    def pull(self, model: nn.Module, weight: float) -> None:
+        """Add weight·(θ − θ*) to the gradient of every parameter that has one."""
         theta, anchor = self._pairs(model, lambda p: p.grad is not None)
         if theta:
             gradients = [p.grad for p in theta if p.grad is not None]
-            pull = torch._foreach_sub(theta, anchor)
-            torch._foreach_mul_(pull, weight)
-            torch._foreach_add_(gradients, pull)
+            # Two sums in place: the difference θ − θ* would be another copy of the model, allocated in every step.
+            torch._foreach_add_(gradients, theta, alpha=weight)
+            torch._foreach_add_(gradients, anchor, alpha=-weight)
 
     @torch.no_grad()
     def renew(self, model: nn.Module) -> None:
