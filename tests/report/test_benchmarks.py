@@ -196,13 +196,16 @@ def test_settings_that_decide_nothing_are_not_called_a_change(tmp_path):
     assert not any("Changed for all rows" in note for note in table.notes)
 
 
-def test_names_of_rows_stay_whole_in_a_narrow_terminal(table):
-    console = Console(width=80)
+@pytest.mark.parametrize("width", [40, 80, 120])
+def test_names_and_numbers_stay_whole_in_a_narrow_terminal(table, width):
+    console = Console(width=width)
     with console.capture() as captured:
         console.print(terminal([table]))
     lines = captured.get().splitlines()
+    assert all(len(line) <= width for line in lines)
     for row in table.cells:
-        assert any(line.startswith(row[0]) for line in lines), row[0]
+        own = "\n".join(line for line in lines if line.startswith(row[0]))
+        assert all(cell in own for cell in row), row
 
 
 def test_everything_one_has_to_know_is_said(table):

@@ -8,7 +8,7 @@ from rich.console import Group
 from rich.text import Text
 
 from nearkin.evaluate.statistics import Summary
-from nearkin.report.tables import markdown_table, terminal_table
+from nearkin.report.tables import WideTable, markdown_table
 
 NOTHING = "–"
 
@@ -45,7 +45,7 @@ def terminal(tables: Sequence[PrintedTable]) -> Group:
     """For a terminal."""
     parts: list[Any] = []
     for table in tables:
-        parts.append(terminal_table(table.header, table.cells, title=table.title, whole=True))
+        parts.append(WideTable(table.header, table.cells, table.title))
         parts += [Text(note, style="dim") for note in table.notes]
         parts.append(Text(""))
     return Group(*parts)
@@ -62,8 +62,8 @@ def markdown(tables: Sequence[PrintedTable], *, level: int = 3) -> str:
 
 
 def latex(tables: Sequence[PrintedTable]) -> str:
-    """In LaTeX, for the package booktabs."""
-    return "\n".join(_latex(table) for table in tables)
+    """In LaTeX, for the packages booktabs and graphicx; what is wider than the page is made as wide as it."""
+    return "\n".join([r"% \usepackage{booktabs, graphicx}", *map(_latex, tables)])
 
 
 def _latex(table: PrintedTable) -> str:
@@ -73,13 +73,14 @@ def _latex(table: PrintedTable) -> str:
         [
             r"\begin{table}",
             rf"\caption{{{_escape(table.title)}. {notes}}}",
+            r"\resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{%",
             rf"\begin{{tabular}}{{l{'r' * (len(table.header) - 1)}}}",
             r"\toprule",
             lines[0],
             r"\midrule",
             *lines[1:],
             r"\bottomrule",
-            r"\end{tabular}",
+            r"\end{tabular}}",
             r"\end{table}",
             "",
         ]

@@ -1,8 +1,14 @@
 """Tables of scores, for a terminal and for Markdown."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, RenderableType
 from rich.table import Table
+
+GAP = 2
+"""Blanks between columns."""
 
 
 def score_cells(rows: Mapping[str, Mapping[str, float]]) -> tuple[list[str], list[list[str]]]:
@@ -13,24 +19,54 @@ def score_cells(rows: Mapping[str, Mapping[str, float]]) -> tuple[list[str], lis
 
 
 def terminal_table(
-    header: Sequence[str], cells: Sequence[Sequence[str]], *, title: str = "", text: bool = False, whole: bool = False
+    header: Sequence[str], cells: Sequence[Sequence[str]], *, title: str = "", text: bool = False
 ) -> Table:
     """A table for a terminal: the first column to the left, numbers to the right; with `text` all to the left.
 
-    In a narrow terminal cells are folded; with `whole` the first column is not, so that names of rows stay readable.
+    In a narrow terminal cells are folded.
     """
-    table = Table(title=title or None, title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table = _frame(title)
     for number, name in enumerate(header):
-        fixed = whole and not number
-        table.add_column(
-            name,
-            justify="right" if number and not text else "left",
-            overflow="ellipsis" if fixed else "fold",
-            no_wrap=fixed,
-        )
+        table.add_column(name, justify="right" if number and not text else "left", overflow="fold")
     for row in cells:
         table.add_row(*row)
     return table
+
+
+class WideTable(NamedTuple):
+    """A table of numbers for a terminal, in several parts where it is too wide: headers are folded, cells never."""
+
+    header: Sequence[str]
+    cells: Sequence[Sequence[str]]
+    title: str
+
+    def __rich_console__(self, _console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
+        columns = [[name, *cells] for name, *cells in zip(self.header, *self.cells, strict=True)]
+        widths = [max(map(cell_len, (*name.split(), *cells)), default=0) for name, *cells in columns]
+        for number, part in enumerate(_parts(widths, options.max_width)):
+            table = _frame("" if number else self.title)
+            for i in (0, *part):
+                fixed: dict[str, Any] = {"min_width": widths[i], "justify": "right"}
+                table.add_column(columns[i][0], **(fixed if i else {"no_wrap": True, "overflow": "ellipsis"}))
+            for row in self.cells:
+                table.add_row(*(row[i] for i in (0, *part)))
+            if number:
+                yield ""
+            yield table
+
+
+def _frame(title: str) -> Table:
+    return Table(title=title or None, title_justify="left", box=None, pad_edge=False, padding=(0, GAP, 0, 0))
+
+
+def _parts(widths: Sequence[int], room: int) -> list[list[int]]:
+    """The columns after the first, in parts that fit beside it; one at least in each."""
+    parts: list[list[int]] = [[]]
+    for i in range(1, len(widths)):
+        if parts[-1] and sum(widths[j] + GAP for j in (0, *parts[-1], i)) > room:  # rich keeps a gap after the last
+            parts.append([])
+        parts[-1].append(i)
+    return parts
 
 
 def markdown_table(header: Sequence[str], cells: Sequence[Sequence[str]], *, text: bool = False) -> str:
