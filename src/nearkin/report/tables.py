@@ -1,7 +1,7 @@
 """Tables of scores, for a terminal and for Markdown."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderableType
@@ -46,8 +46,7 @@ class WideTable(NamedTuple):
         for number, part in enumerate(_parts(widths, options.max_width)):
             table = _frame("" if number else self.title)
             for i in (0, *part):
-                fixed: dict[str, Any] = {"min_width": widths[i], "justify": "right"}
-                table.add_column(columns[i][0], **(fixed if i else {"no_wrap": True, "overflow": "ellipsis"}))
+                table.add_column(columns[i][0], width=widths[i], justify="right" if i else "left")
             for row in self.cells:
                 table.add_row(*(row[i] for i in (0, *part)))
             if number:
