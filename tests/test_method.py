@@ -128,6 +128,13 @@ def test_groups_give_proxies_their_speed():
     assert method("contrastive", classes=3, dim=4).groups(0.1) == []
 
 
+def test_groups_give_a_boundary_its_speed():
+    m = method("profs(margin(learn=True, speed=20))", classes=3, dim=4)
+    (group,) = m.groups(0.1)
+    assert group["params"] == [m.inner.boundary]
+    assert group["lr"] == pytest.approx(2.0)
+
+
 def test_groups_hold_every_parameter_once_and_what_is_no_proxy_at_the_plain_rate():
     class Both(Method):
         def __init__(self):

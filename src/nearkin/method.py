@@ -55,7 +55,7 @@ class Method(nn.Module):
     @property
     def ranked_in(self) -> Space:
         """The space a model trained so is measured in: by inner products the longest vectors would be near to all."""
-        return "euclidean" if self.space == "inner" else self.space
+        return "cosine" if self.space == "inner" else self.space
 
     def bind(self, model: nn.Module) -> None:
         """Once, before anything is loaded: anchors and momentum copies become buffers."""
@@ -77,11 +77,15 @@ class Method(nn.Module):
         raise NotImplementedError
 
     def groups(self, lr: float) -> list[dict[str, Any]]:
-        """Own parameters for the optimiser: proxies at `lr` times their speed, anything else at `lr`."""
-        proxies = [m for m in self.modules() if isinstance(m, Proxies) and m.vectors.requires_grad]
-        groups = [{"params": [p.vectors], "lr": lr * p.speed} for p in proxies]
-        fast = {id(p.vectors) for p in proxies}
-        rest = [p for p in self.parameters() if id(p) not in fast]
+        """Own parameters for the optimiser: those of a part with a `speed`, as proxies have, at `lr` times it."""
+        groups, rest = list[dict[str, Any]](), list[nn.Parameter]()
+        for part in self.modules():
+            own = [p for p in part.parameters(recurse=False) if p.requires_grad]
+            speed: Any = getattr(part, "speed", None)
+            if own and speed is not None:
+                groups.append({"params": own, "lr": lr * speed})
+            else:
+                rest += own
         return groups + ([{"params": rest, "lr": lr}] if rest else [])
 
     def after_backward(self, model: nn.Module) -> None:

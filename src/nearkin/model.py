@@ -93,8 +93,11 @@ def embed_store(
 class Model:
     """A trained embedder with the preprocessing it was trained with: `embed` takes files or pixels."""
 
-    def __init__(self, embedder: Embedder | Ensemble, plan: Plan, names: Sequence[str]) -> None:
+    def __init__(
+        self, embedder: Embedder | Ensemble, plan: Plan, names: Sequence[str], *, space: str | None = None
+    ) -> None:
         self.embedder, self.plan, self.names = embedder, plan, tuple(names)
+        self.space = space or embedder.space  # to be measured and searched in; one in training may have another
         self.size = plan.size or embedder.trunk.size
         self.short = short_side(self.size)
         self.view: View = centre(self.size, embedder.trunk.normalise)
@@ -121,7 +124,7 @@ class Model:
     def architecture(self) -> Json:
         """What the network is, beside its weights: kept with them, since other settings may fit them as well."""
         names = ("backbone", "dim", "pool", "bias", "layer_norm")
-        return {**{name: getattr(self.plan, name) for name in names}, "space": self.embedder.space}
+        return {**{name: getattr(self.plan, name) for name in names}, "space": self.space}
 
     def preprocessing(self) -> Json:
         """What turns a picture into the network's input: kept with the weights, whatever becomes of the tables."""

@@ -45,7 +45,7 @@ class Plan:
     space: str = setting(
         "",
         "Geometry of model, loss and evaluation: cosine, ball, euclidean; inner trains by inner products, is measured "
-        "by distance (empty: the method's own).",
+        "by the cosine (empty: the method's own).",
     )
     size: int = setting(0, "Side of the square image the network sees, in pixels (0: the backbone's own).")
     augment: str = setting("resized_crop", "Training-time augmentation, as in 'resized_crop(scale=(0.16, 1))'.")

@@ -73,9 +73,9 @@ class Training:
             raise NearkinError(
                 f"{plan.method} goes by the score of held-out classes, and none are held out: set select=validation."
             )
-        embedder = build_embedder(plan, self.method.ranked_in)
+        embedder = build_embedder(plan, self.method.space)
         embedder.to(self.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
-        self.model = Model(embedder, plan, train.names)
+        self.model = Model(embedder, plan, train.names, space=self.method.ranked_in)
         size, short, normalise = self.model.size, self.model.short, embedder.trunk.normalise
         self.augment = augment(plan.augment, size=size, short=short, normalise=normalise, compiled=plan.compile)
         self.train = self._part(train, "training")

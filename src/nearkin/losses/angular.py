@@ -18,6 +18,7 @@ Settings
     α = 45°, 2 images a class; with N-pair, L_n_pair + 2 L (λ = 2 in public code): here w = 0.5, at twice the rate.
 
 Departures
+    The N-pair term compares the same unit vectors; public code leaves them unnormalised there.
     The paper pairs each sample with one positive; here with up to K = 8 of them, the hardest: all of them in
     a usual batch, and a bound on memory, B·K·R numbers, where the references are a memory.
 

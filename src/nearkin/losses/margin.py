@@ -14,21 +14,23 @@ Kin are to be nearer than a boundary, others farther, by a margin each; negative
 
 Symbols
     P_i, N_i references of the same and of other classes than sample i; d Euclidean distance; α margin (`margin`);
-    β boundary (`boundary`), with `learn` a parameter β_c of each class, that of sample i in row i; ν its weight (`nu`);
+    β boundary (`boundary`), with `learn` a parameter β_c of each class, that of sample i in row i, which learns `speed`
+    times as fast as the network; ν its weight (`nu`);
     t_ij how often a negative counts (`sampling`); ω one over the density of distances on the D-dimensional sphere.
     n = the number of non-zero hinges, negatives counted t_ij times (`over="nonzero"`), or Σ_i |P_i| + Σ_ij t_ij
     (`over="all"`); where it is 0, n = 1. t is a constant of the gradient. Weights multiply the inside of each (·)_+.
 
 Settings
-    α = 0.2, β = 1.2 at the start, ν = 0, cutoff 0.5, upper 1.4 = α + β, 5 images a class; β learnt for each class.
+    α = 0.2, β = 1.2 at the start, ν = 0, cutoff 0.5, upper 1.4 = α + β, 5 images a class; β learnt for each class, in
+    public code at 5e-4 beside a network's 1e-5.
     PROFS: `sampling="hard"`, β learnt.
 
 Departures
     The paper draws one negative for each positive; by default we take the mean over those draws in place of one
     draw: the same sums on average without their noise. `drawn=True` draws with replacement; a draw is a function of
     the row, the column and the number of steps so far, a buffer that `after_step` moves, so that a run resumes with
-    the draws it would have had. The paper also adds a β of all classes and one of each image, and β has a learning
-    rate of its own; we have one of each class, at the model's rate.
+    the draws it would have had. The paper also adds a β of all classes and one of each image; we have that of each
+    class alone.
 
 Relations
     `contrastive(form="c2", reduce="sum")` is this with m⁺ = β − α, m⁻ = β + α, undivided (PROFS, Eq. 4.6).
@@ -110,6 +112,7 @@ class Margin(Loss):
         margin: float = 0.2,
         boundary: float = 1.2,
         learn: bool = False,
+        speed: float = 50.0,
         nu: float = 0.0,
         sampling: Sampling = "distance",
         drawn: bool = False,
@@ -119,11 +122,11 @@ class Margin(Loss):
     ) -> None:
         super().__init__()
         above_zero("margin", boundary=boundary, cutoff=cutoff, upper=upper)
-        zero_or_more("margin", margin=margin, nu=nu)
+        zero_or_more("margin", margin=margin, nu=nu, speed=speed)
         self.margin, self.nu, self.cutoff, self.upper, self.drawn = margin, nu, cutoff, upper, drawn
         self.sampling: Sampling = sampling
         self.over: Over = over
-        self.fixed = float(boundary)
+        self.fixed, self.speed = float(boundary), speed
         self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
         self.boundary = nn.Parameter(torch.full((classes,), self.fixed)) if learn else None
 

@@ -18,7 +18,7 @@ Departures
     The paper compares the N first images with the N second ones, one negative a class. On a batch every sample is
     compared with all others here: twice the anchors, twice the negatives. With references of one image a class
     (`profs`, proxies) it is the paper's form.
-    Models are measured and searched by distance: by inner products the longest vectors would be near to all.
+    Models are measured and searched by the cosine: by inner products the longest vectors would be near to all.
     Larger classes: every positive has its own term (the paper has one).
 
 Relations
