@@ -161,7 +161,7 @@ def test_every_suite_of_the_package_can_be_spelt_out(name):
 
 def test_the_package_has_a_suite_for_every_table():
     wanted = {f"vcpa_table{n}" for n in range(1, 5)} | {f"vcpa_fig{n}" for n in range(3, 9)}
-    wanted |= {"vcpa_glyphs", "vcpa_why", "vcpa_lite0"}
+    wanted |= {"vcpa_glyphs", "vcpa_why", "vcpa_lite0", "claims_glyphs"}
     wanted |= {f"proxy_isa_table{n}" for n in range(1, 5)} | {f"ccp_table{n}" for n in range(2, 5)}
     wanted |= {f"mpa_table{n}" for n in range(4, 9)} | {"smoke", "cub_lite0"}
     wanted |= {f"profs_{name}" for name in ("table1", "fig1", "glyphs", "lite0")}
