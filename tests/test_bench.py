@@ -475,6 +475,9 @@ def test_a_run_that_would_not_fit_is_not_begun(done, tmp_path):
     assert found.stopped == "the budget does not hold another run; 2 are left"
     assert len(found.results) == 2
     assert not (tmp_path / "out" / "runs").exists()
+    compiling = [{**r, "wall": wall} for r, wall in zip(slow, (1000.0, 1.0), strict=True)]  # the first of a sitting
+    append_all(tmp_path / "first" / "results.jsonl", compiling)
+    assert not bench(suite, out=tmp_path / "first", rows=["PA"], budget="15m", settings={"device": "cpu"}).stopped
     elsewhere = [{**r, "hardware": "an abacus"} for r in slow]
     append_all(tmp_path / "else" / "results.jsonl", elsewhere)
     assert not bench(suite, out=tmp_path / "else", rows=["PA"], budget="15m", settings={"device": "cpu"}).stopped
