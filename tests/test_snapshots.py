@@ -80,3 +80,13 @@ def test_an_epoch_that_is_not_there_is_a_sentence(run, tmp_path):
         open_snapshot(run, 1)
     with pytest.raises(NearkinError, match="no snapshot of epoch 1: train with --snapshots 0,1"):
         open_snapshot(RunFolder(tmp_path), 1)
+
+
+def test_the_model_is_in_the_space_of_training_as_the_method_is(tmp_path):
+    run = nk.train(**TINY, space="inner", snapshots="3", out=tmp_path / "run")
+    snapshot, kept = open_snapshot(run, 3, device="cpu"), nk.load(run.path, device="cpu")
+    assert snapshot.model.embedder.space == snapshot.method.space == "inner"
+    images = nk.load_dataset(TINY["data"]).test.sources[:6]
+    x = snapshot.model.embed(images)
+    assert x.norm(dim=1).std() > 1e-3
+    torch.testing.assert_close(torch.nn.functional.normalize(x, dim=1), kept.embed(images))

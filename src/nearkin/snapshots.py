@@ -54,7 +54,7 @@ def open_snapshot(run: RunFolder, epoch: int, *, data: str | None = None, device
     plan, config = plan_of(run, data=data, device=device), read_json(run.config)
     names = about["names"] if "names" in about else read_tensors(run.model)[1]["names"]
     own = method(config["method"], classes=len(names), dim=embedding_dim(plan), space=plan.space or None)
-    embedder = build_embedder(plan, own.ranked_in)
+    embedder = build_embedder(plan, own.space)  # as in training: method and model are looked at together
     own.bind(embedder)
     parts: tuple[tuple[str, nn.Module], ...] = (("model.", embedder), ("method.", own))
     for prefix, module in parts:
