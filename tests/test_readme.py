@@ -97,6 +97,7 @@ def test_the_python_lines_run(folder, monkeypatch):
         ("proxy_isa", "isa_cost_cpu", lambda rows: [rows["methods alone"]["ratio"]]),
         ("proxy_isa", "isa_cost_cuda", lambda rows: [rows["training steps"]["ratio"]]),
         ("ccp", "ccp_cost_cpu", lambda rows: [rows["step"]["ratio"], rows["redraw"]["ratio"]]),
+        ("ccp", "ccp_cost_cuda", lambda rows: [rows["step"]["ratio"], rows["redraw"]["ratio"]]),
         ("profs", "hncm_cost", lambda rows: [row["ratio"] for row in rows]),
     ],
 )
