@@ -91,6 +91,7 @@ def done(tmp_path_factory):
         (('name = "C2"', 'name = "PA"'), "two rows are called 'PA'"),
         (('name = "C2"', 'nane = "C2"'), "no 'nane'.*'name'"),
         (('baseline = "PA"', 'baseline = "PB"'), "baseline 'PB' is no row.*'PA'"),
+        (('name = "C2"', 'name = "C2"\nbaseline = "PB"'), "baseline 'PB' is no row.*'PA'"),
         (('paper.glyphs = { "R@1" = 99.9', 'paper.glyph = { "R@1" = 99.9'), "paper.glyph is for no data set.*'glyphs'"),
         (("[50.0, 0.1]", '"fifty"'), "R@1 is a percentage"),
         (('spread = "standard error"\n', ""), "numbers have a spread"),

@@ -103,13 +103,22 @@ def test_methods_against_a_baseline_over_shared_seeds():
         "base": {0: 60.0, 1: 61.0, 2: 60.5, 3: 59.0},
         "better": {0: 62.0, 1: 63.1, 2: 62.6, 4: 99.0},
         "alone": {7: 10.0},
+        "other": {0: 1.0, 1: 2.0},
     }
-    found = against(scores, "base")
+    found = against(scores, {"better": "base", "alone": "base", "lost": "base", "base": "gone"})
     assert list(found) == ["better", "alone"]
     alone = found["alone"]
     assert (found["better"].n, alone.n) == (3, 0)
     assert math.isnan(alone.p)
     assert found["better"].p == pytest.approx(stats.ttest_rel([62.0, 63.1, 62.6], [60.0, 61.0, 60.5]).pvalue)
+
+
+def test_each_method_has_the_baseline_it_names_and_all_share_one_correction():
+    scores = {"a": {0: 1.0, 1: 2.0, 2: 4.0}, "b": {0: 2.0, 1: 3.5, 2: 5.0}, "c": {0: 3.0, 1: 4.0, 2: 6.5}}
+    found = against(scores, {"b": "a", "c": "b"})
+    raw = [stats.ttest_rel(list(scores[x].values()), list(scores[y].values())).pvalue for x, y in ("ba", "cb")]
+    assert [found[name].p for name in "bc"] == pytest.approx(holm(raw).tolist())
+    assert found["c"].difference == pytest.approx(1.0)
 
 
 def naive_bootstrap(values, labels, resamples, seed):

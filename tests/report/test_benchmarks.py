@@ -3,13 +3,14 @@
 import dataclasses
 import re
 
+import numpy as np
 import pytest
 import torch
 from rich.console import Console
 from scipy import stats
 
 from nearkin.bench import Board
-from nearkin.evaluate.statistics import holm, paired_bootstrap
+from nearkin.evaluate.statistics import holm, paired_bootstrap, paired_t
 from nearkin.report.benchmarks import suite_tables
 from nearkin.report.formats import latex, markdown, p_words, terminal
 from nearkin.results import Queries, query_file, write_queries
@@ -187,8 +188,25 @@ def test_one_seed_in_common_compares_the_models_over_classes(tmp_path):
 
 def test_without_its_baseline_no_row_is_tested_and_that_is_said(tmp_path):
     table = suite_tables(made(tmp_path, r1={"Worse": [60.1, 60.4], "Same": [66.3, 66.1]}))[0]
-    assert "The baseline PA is not measured: no row is tested." in table.notes
+    assert "Not measured, so that no row is tested against it: PA." in table.notes
     assert not any("less PA" in name for name in table.header)
+
+
+def test_a_row_is_tested_against_the_baseline_it_names_itself(tmp_path):
+    text = SUITE.replace('name = "Same"\n', 'name = "Same"\nbaseline = "Worse"\n')
+    table = suite_tables(made(tmp_path, text=text, r1={name: R1[name] for name in ("PA", "Same", "Worse")}))[0]
+    rows = rows_of(table)
+    tests = [paired_t(np.subtract(R1[a], 40), np.subtract(R1[b], 40)) for a, b in (("Same", "Worse"), ("Worse", "PA"))]
+    for (name, base), test, p in zip(
+        (("Same", "Worse"), ("Worse", "PA")), tests, holm([t.p for t in tests]), strict=True
+    ):
+        assert rows[name]["baseline"] == base
+        expected = f"{test.difference:+.2f} (p {p_words(p)}, d {test.effect:.1f})".replace("-", "−")
+        assert rows[name]["MAP@R less its baseline"] == expected
+    assert "↑" in rows["Same"]["MAP@R ours"]
+    assert "↓" in rows["Worse"]["MAP@R ours"]
+    assert rows["PA"]["baseline"] == ""
+    assert any("better or worse than its baseline" in note for note in table.notes)
 
 
 def test_settings_that_decide_nothing_are_not_called_a_change(tmp_path):

@@ -88,17 +88,17 @@ def paired_t(a: ArrayLike, b: ArrayLike, *, confidence: float = 0.95) -> Compari
 
 
 def against(
-    scores: Mapping[str, Mapping[int, float]], baseline: str, *, confidence: float = 0.95
+    scores: Mapping[str, Mapping[int, float]], baselines: Mapping[str, str], *, confidence: float = 0.95
 ) -> dict[str, Comparison]:
-    """Each method against the baseline by `paired_t` over the seeds both have; p is Holm's over all that are compared.
+    """Each method against its baseline by `paired_t` over the seeds both have; p is Holm's over all that are compared.
 
-    `scores` is method → seed → score.
+    `scores` is method → seed → score; `baselines` method → method. What one of the two has no scores of is left out.
     """
     found = {}
-    for name, own in scores.items():
-        shared = sorted(own.keys() & scores[baseline].keys())
-        if name != baseline:
-            pairs = [own[s] for s in shared], [scores[baseline][s] for s in shared]
+    for name, base in baselines.items():
+        if name in scores and base in scores:
+            shared = sorted(scores[name].keys() & scores[base].keys())
+            pairs = [scores[name][s] for s in shared], [scores[base][s] for s in shared]
             found[name] = paired_t(*pairs, confidence=confidence)
     adjusted = holm([c.p for c in found.values()])
     return {name: c._replace(p=float(p)) for (name, c), p in zip(found.items(), adjusted, strict=True)}

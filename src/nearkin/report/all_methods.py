@@ -1,7 +1,7 @@
 """One table over suites: every row measured on one data set with one network, sorted by one metric.
 
-Rows of different suites were trained in different settings, which stand beside them; a mark compares a row with the
-baseline of its own suite, never with another suite.
+Rows of different suites were trained in different settings, which stand beside them; a mark compares a row with its
+baseline in its own suite, never with another suite.
 """
 
 import math
@@ -54,7 +54,7 @@ def all_methods(
     if not entries:
         return None
     entries.sort(key=lambda entry: _place(entry, sort))
-    header = ["", "suite", "setting", *metrics, "seeds", "time", f"{sort} less its baseline", "epoch"]
+    header = ["", "suite", "setting", *metrics, "seeds", "time", "baseline", f"{sort} less its baseline", "epoch"]
     cells = [_cells(entry, metrics, sort) for entry in entries]
     return PrintedTable(f"Every method on {data} with {backbone}", header, cells, _notes(entries))
 
@@ -67,7 +67,7 @@ def _entries(boards: Sequence[Board], data: str, backbone: str, metrics: Sequenc
         if data not in suite.parts:
             continue
         ours = {row.name: finished(board, row, suite.parts[data]) for row in suite.rows.values()}
-        tests = {metric: row_tests(suite.baseline, ours, metric) for metric in metrics}
+        tests = {metric: row_tests(suite, ours, metric) for metric in metrics}
         for row in suite.rows.values():
             entry = Entry(suite, row, ours, tests)
             key = tuple(run["id"] for run in entry.runs)
@@ -91,15 +91,15 @@ def _cells(entry: Entry, metrics: Sequence[str], sort: str) -> list[str]:
     cells.append(f"{settings['dim']}-d, batch {settings['batch']}, {settings['epochs']} epochs{folds}")
     cells += [our_cell(entry.ours, metric, entry.tests[metric])(row) for metric in metrics]
     cells += [str(len(runs)), time_cell(entry.ours)(row)]
-    less = "the baseline" if row.name == entry.suite.baseline else difference_cell(entry.tests[sort], {})(row)
-    return [*cells, less, ", ".join(dict.fromkeys(CHOSEN[run["select"]] for run in runs))]
+    cells += [entry.suite.baselines.get(row.name, NOTHING), difference_cell(entry.tests[sort], {})(row)]
+    return [*cells, ", ".join(dict.fromkeys(CHOSEN[run["select"]] for run in runs))]
 
 
 def _notes(entries: Sequence[Entry]) -> list[str]:
     notes = [
         "Rows of different suites were trained in different settings: compare within a suite.",
         *about_ours([run for entry in entries for run in entry.runs], {}),
-        "↑ ↓: better or worse than the baseline of its own suite by a paired t-test over shared seeds, with Holm's "
+        "↑ ↓: better or worse than its baseline in its own suite by a paired t-test over shared seeds, with Holm's "
         f"correction over the rows of the suite, p < {LEVEL}; what is not marked is not shown to differ. d: Cohen's "
         f"d_z. {NOTHING}: not measured, fewer than two shared seeds, or nothing to tell apart.",
     ]

@@ -1,8 +1,9 @@
 """The table of a suite: the paper's numbers beside ours, and everything one has to know to compare them.
 
-Ours are means over seeds with their standard error. ↑ and ↓ mark rows that differ from the suite's baseline by a paired
-t-test over the seeds both have, corrected by Holm over the rows compared; nothing is ever marked against a paper. Where
-a row has but one seed in common with the baseline, the two models are compared over the test classes, and not marked.
+Ours are means over seeds with their standard error. ↑ and ↓ mark rows that differ from their baseline, the suite's or
+their own, by a paired t-test over the seeds both have, corrected by Holm over the rows compared; nothing is ever marked
+against a paper. Where a row has but one seed in common with its baseline, the two models are compared over the test
+classes, and not marked.
 """
 
 import math
@@ -16,7 +17,7 @@ from nearkin.report.formats import NOTHING, PrintedTable, duration, mean_words, 
 from nearkin.results import query_file, read_queries
 from nearkin.runs import Json, short_commit
 from nearkin.sheet import NEUTRAL
-from nearkin.suites import Part, Published, Row
+from nearkin.suites import Part, Published, Row, Suite
 
 LEVEL = 0.05
 CHOSEN = {
@@ -46,7 +47,7 @@ def _table(board: Board, part: Part) -> PrintedTable:
     suite = board.sheet.suite
     ours = {row.name: finished(board, row, part) for row in suite.rows.values()}
     rows = [row for row in _sorted(board, ours) if part.name in row.methods or part.name in row.paper]
-    tests = {metric: row_tests(suite.baseline, ours, metric) for metric in part.metrics}
+    tests = {metric: row_tests(suite, ours, metric) for metric in part.metrics}
     published = list(dict.fromkeys(m for row in rows for m in row.paper.get(part.name, {})))
     main = _main_metric(suite.sort, part)
     models = _model_tests(board, ours, tests[main], main)
@@ -64,7 +65,9 @@ def _table(board: Board, part: Part) -> PrintedTable:
         if any(run["settings"].get("patience") for each in ours.values() for run in each.runs.values()):
             columns.append(("steps", _steps_cell(ours)))
         if tests[main]:
-            columns.append((f"{main} less {suite.baseline}", difference_cell(tests[main], models)))
+            if len(set(suite.baselines.values())) > 1:
+                columns.append(("baseline", lambda row: suite.baselines.get(row.name, "")))
+            columns.append((f"{main} less {_baseline_words(suite)}", difference_cell(tests[main], models)))
     cells = [[cell(row) for _, cell in columns] for row in rows]
     notes = _notes(board, part, {row.name: ours[row.name] for row in rows}, tests, models)
     return PrintedTable(f"{suite.title} ({part.name})", [name for name, _ in columns], cells, notes)
@@ -92,19 +95,19 @@ def _main_metric(sort: str, part: Part) -> str:
     return next((m for m in (sort, "MAP@R") if m in part.metrics), part.metrics[0])
 
 
-def row_tests(baseline: str, ours: Mapping[str, Finished], metric: str) -> dict[str, Comparison]:
-    """Every measured row against the baseline, over the seeds both have; nothing where the baseline is not measured."""
+def row_tests(suite: Suite, ours: Mapping[str, Finished], metric: str) -> dict[str, Comparison]:
+    """Every measured row against its baseline, over the seeds both have; nothing where the baseline is not measured."""
     scores = {name: run.values(metric) for name, run in ours.items() if run.values(metric)}
-    return against(scores, baseline) if baseline in scores else {}
+    return against(scores, suite.baselines)
 
 
 def _model_tests(
     board: Board, ours: Mapping[str, Finished], tests: Mapping[str, Comparison], metric: str
 ) -> dict[str, Comparison]:
-    """Rows with one seed in common with the baseline: the two models over the test classes, where queries are kept."""
+    """Rows that share one seed with their baseline: the two models over the test classes, where queries are kept."""
     found = {}
     for name, test in tests.items():
-        base = ours[board.sheet.suite.baseline]
+        base = ours[board.sheet.suite.baselines[name]]
         shared = sorted(ours[name].runs.keys() & base.runs.keys())
         if test.n == 1 and board.out is not None and base.which == ours[name].which == "scores":
             files = [query_file(board.out, own.runs[shared[0]]["id"]) for own in (ours[name], base)]
@@ -159,7 +162,7 @@ def _mark(test: Comparison | None) -> str:
 
 
 def difference_cell(tests: Mapping[str, Comparison], models: Mapping[str, Comparison]) -> Callable[[Row], str]:
-    """How far a row lies from the baseline, with its test: over seeds, or else of the two models."""
+    """How far a row lies from its baseline, with its test: over seeds, or else of the two models."""
 
     def cell(row: Row) -> str:
         test, model = tests.get(row.name), models.get(row.name)
@@ -226,21 +229,28 @@ def _notes(
         )
     if any(not math.isnan(test.p) for each in tests.values() for test in each.values()):
         notes.append(
-            f"↑ ↓: better or worse than {suite.baseline} by a paired t-test over shared seeds, with Holm's correction "
-            f"over the rows compared, p < {LEVEL}; what is not marked is not shown to differ. d: Cohen's d_z. "
-            f"{NOTHING}: fewer than two shared seeds, or nothing to tell apart."
+            f"↑ ↓: better or worse than {_baseline_words(suite)} by a paired t-test over shared seeds, with Holm's "
+            f"correction over the rows compared, p < {LEVEL}; what is not marked is not shown to differ. d: Cohen's "
+            f"d_z. {NOTHING}: fewer than two shared seeds, or nothing to tell apart."
         )
     if models:
         notes.append(
-            f"Models: one seed in common with {suite.baseline}, so the two models are compared by a paired bootstrap "
-            "over the test classes, with Holm's correction. It speaks about these models, not about the methods, and "
-            "marks nothing."
+            f"Models: one seed in common with {_baseline_words(suite)}, so the two models are compared by a paired "
+            "bootstrap over the test classes, with Holm's correction. It speaks about these models, not about the "
+            "methods, and marks nothing."
         )
-    if runs and suite.baseline in ours and not ours[suite.baseline].runs:
-        notes.append(f"The baseline {suite.baseline} is not measured: no row is tested.")
+    unmeasured = [base for base in dict.fromkeys(suite.baselines.values()) if base in ours and not ours[base].runs]
+    if runs and unmeasured:
+        notes.append(f"Not measured, so that no row is tested against it: {', '.join(unmeasured)}.")
     notes += _gaps(board, part)
     notes += [f"{row.name}: {row.note}." for row in rows if row.note]
     return [*notes, f"{suite.note[0].upper()}{suite.note[1:]}."] if suite.note else notes
+
+
+def _baseline_words(suite: Suite) -> str:
+    """What rows are compared with: its name, where it is the same for all."""
+    bases = set(suite.baselines.values())
+    return bases.pop() if len(bases) == 1 else "its baseline"
 
 
 def about_ours(runs: Sequence[Json], overrides: Mapping[str, Any]) -> list[str]:

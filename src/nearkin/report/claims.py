@@ -1,7 +1,7 @@
 """What the five papers claim, as data, and whether results bear it out: a paired t-test over seeds, or nothing is said.
 
 A claim is tested in every suite that has results for both sides, on rows that differ in nothing but the method; where
-several rows could be the other side, it is the suite's baseline if that is one of them. Suites that are curves (those
+several rows could be the other side, it is the row's baseline if that is one of them. Suites that are curves (those
 with a figure) are asked only where a claim names them.
 """
 
@@ -122,7 +122,8 @@ def pairs(claim: Claim, board: Board, part: Part) -> Iterator[tuple[str, str]]:
                 for other, base in specs.items()
                 if _is_base(claim, spec, base) and _settings(cells[other]) == _settings(cells[row])
             ]
-            yield from ((row, base) for base in ([suite.baseline] if suite.baseline in bases else bases))
+            named = suite.baselines.get(row)
+            yield from ((row, base) for base in ([named] if named in bases else bases))
 
 
 def _settings(cell: Cell) -> Json:

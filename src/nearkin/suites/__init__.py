@@ -5,7 +5,7 @@
     paper_select            what chose the paper's epoch, in words
     spread                  what the second number of a pair [68.04, 0.08] is: standard error, standard deviation, …
     seeds                   how many (default 1): 0, 1, …
-    baseline                the row that others are tested against
+    baseline                the row that others are tested against, where a row does not name its own
     sort                    the metric by which the table is sorted (default: as the rows stand)
     note                    a sentence below the table
     every_method            true: all methods without a row of their own get one, with their own options
@@ -26,6 +26,7 @@
         paper.NAME          metric → percent, or [percent, spread]; a metric may have words behind it ("R@1 512-d")
         backbone, dim       of the paper's number, where not the suite's
         note
+        baseline            the row it is tested against, where not the suite's
         x                   where the row stands in the figure; a row without it is a horizontal line
         series              the curve it belongs to, where there are several
 
@@ -79,6 +80,7 @@ class Row:
     dim: int | None
     scores: Literal["after", "before"]
     note: str
+    baseline: str  # the row it is tested against
     x: float | None  # where it stands in the suite's figure
     series: str
 
@@ -110,6 +112,12 @@ class Suite:
     rows: Mapping[str, Row]
     figure: Axes | None
 
+    @property
+    def baselines(self) -> dict[str, str]:
+        """Row → the row it is tested against; a row that is its own, or has none, is not there."""
+        named = {row.name: row.baseline or self.baseline for row in self.rows.values()}
+        return {name: base for name, base in named.items() if base not in ("", name)}
+
 
 _SUITE: dict[str, Any] = {
     "title": str,
@@ -137,6 +145,7 @@ _ROW: dict[str, Any] = {
     "backbone": str,
     "dim": int,
     "note": str,
+    "baseline": str,
     "x": float,
     "series": str,
 }
@@ -205,10 +214,9 @@ def _check_whole(suite: Suite, where: str) -> None:
         raise NearkinError(f"In {where} seeds is at least 1, not {suite.seeds}.")
     if not suite.rows:
         raise NearkinError(f"In {where} there is no row: write [[row]] with a name.")
-    if suite.baseline and suite.baseline not in suite.rows:
-        raise NearkinError(
-            f"In {where} the baseline {suite.baseline!r} is no row.{nearest(suite.baseline, suite.rows)}"
-        )
+    for base in (suite.baseline, *(row.baseline for row in suite.rows.values())):
+        if base and base not in suite.rows:
+            raise NearkinError(f"In {where} the baseline {base!r} is no row.{nearest(base, suite.rows)}")
     if suite.sort:
         _metric(suite.sort, where)
     spreads = any(n.spread is not None for r in suite.rows.values() for m in r.paper.values() for n in m.values())
@@ -277,6 +285,7 @@ def _row(table: Any, backbone: str, parts: Mapping[str, Part], where: str) -> Ro
         dim=table.get("dim"),
         scores=table.get("scores", "after"),
         note=table.get("note", ""),
+        baseline=table.get("baseline", ""),
         x=table.get("x"),
         series=table.get("series", ""),
     )
@@ -297,7 +306,7 @@ def _numbers(table: Any, where: str) -> dict[str, Published]:
 def _other_methods(rows: Mapping[str, Row], parts: Mapping[str, Part], backbone: str) -> dict[str, Row]:
     known = {parse(spec).name for row in rows.values() for spec in row.methods.values()}
     others = [name for name in sorted({**LOSSES, **STRATEGIES}) if name not in known]
-    plain = Row("", {}, {}, {}, backbone, None, "after", "", None, "")
+    plain = Row("", {}, {}, {}, backbone, None, "after", "", "", None, "")
     return {name: replace(plain, name=name, methods=dict.fromkeys(parts, name)) for name in others}
 
 
