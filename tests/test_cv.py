@@ -126,7 +126,9 @@ def test_repeats_are_other_seeds_and_may_be_added(done, monkeypatch):
     before = {part.path.name: part.model.stat().st_mtime_ns for part in run.parts()}
     three = cross_validate(out=run.path, resume=True, repeats=3)
     assert [read_json(r.result)["seed"] for r in three.runs] == [0, 1, 2]
-    assert [read_json(part.config)["plan"]["seed"] for part in three.runs[2].parts()] == [2, 2, 2]
+    seeds = [read_json(part.config)["plan"]["seed"] for run in three.runs for part in run.parts()]
+    assert seeds == list(range(9))  # no two models begin alike
+    assert [fold["seed"] for fold in read_json(three.runs[1].result)["folds"]] == [3, 4, 5]
     values = [read_json(r.result)["scores"]["MAP@R 24-d"] for r in three.runs]
     assert len(set(values)) == 3
     found = three.scores["MAP@R 24-d"]

@@ -46,6 +46,7 @@ def cross_validate(
 ) -> Repeats:
     """Train `folds` models (4 where nothing is said), `repeats` times with seeds that follow each other.
 
+    No two models begin alike: fold f of seed s has seed s · folds + f, counted from 0.
     Settings are the fields of `Plan`. The first repeat's folder is `out` itself, the others lie in it. What is finished
     is not made again: with `resume` the settings are those of the folder, and there may be more repeats than before.
     """
@@ -103,7 +104,9 @@ def train_folds(run: RunFolder, plan: Plan, *, reporter: Reporter, opener: Opene
     try:
         for number, part in enumerate(parts, start=1):
             reporter.note(f"Fold {number} of {plan.folds}")
-            _train_part(part, dataclasses.replace(plan, fold=number), reporter, opener)
+            # A seed of its own: four heads that begin alike see much the same of an image, side by side or not.
+            seed = (plan.seed * plan.folds + number - 1) % 2**31
+            _train_part(part, dataclasses.replace(plan, fold=number, seed=seed), reporter, opener)
     except NearkinError:
         if not parts[0].config.exists():
             run.config.unlink()  # settings that cannot work leave no run behind
@@ -141,7 +144,7 @@ def _together(results: Sequence[Json], joint: Mapping[str, float], plan: Plan) -
         return {name: mean([result[which][name] for result in results]) for name in results[0][which]}
 
     first, speeds = results[0], [r["images_per_second"] for r in results if r["images_per_second"]]
-    own = ("scores", "kept_epoch", "held_out", "steps", "seconds")
+    own = ("seed", "scores", "kept_epoch", "held_out", "steps", "seconds")
     return {
         "scores": scores("scores") | dict(joint),
         "before": scores("before"),
