@@ -1,6 +1,7 @@
 """The one loop. A method hooks into it by its six verbs; nothing here knows which method it is."""
 
 import dataclasses
+import math
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -325,7 +326,8 @@ class Training:
     def _save(self) -> None:
         """Write all that training needs to go on from here, bit for bit."""
         self._finite_losses(self.step % self.per_epoch or self.per_epoch)
-        if not all(p.isfinite().all() for p in self.model.embedder.parameters()):
+        weights = self.model.embedder.parameters()
+        if not torch.nn.utils.get_total_norm(weights, norm_type=math.inf).isfinite():  # one wait for all of them
             raise NearkinError(f"The weights are not finite after step {self.step}: lower the learning rate.")
         about = {
             "step": self.step,
