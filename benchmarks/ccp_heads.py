@@ -4,8 +4,9 @@
     python benchmarks/ccp_heads.py PATH --steps 50 --seeds 1
 
 The network stays as ImageNet left it and each image is embedded once, without augmentation, so that a CPU can train a
-head a hundred times over. All else is as in ccp_lite0: contiguous folds, ball, Adam, weight decay 1e-4, batches of
-8 × 4, a check every 25 steps, the best check on held-out classes counts. The learning rate is 1e-3: a head bears it.
+head many times over. As in ccp_lite0 there are contiguous folds, ball, Adam, weight decay 1e-4, batches of 8 × 4, and a
+check every 25 steps of which the best on held-out classes counts. The learning rate is 1e-3, which a head bears;
+gradients are not clipped and all steps are made.
 Prints MAP@R of the mean 128-d model and of the four side by side, and each CCP row less its loss by a paired t-test
 over seeds.
 """

@@ -16,11 +16,13 @@ from nearkin.evaluate import evaluate
 from nearkin.gather import gather
 from nearkin.index import open_index
 from nearkin.indexing import index_images
-from nearkin.measure import measure_run
+from nearkin.measure import measure_run, untrained
 from nearkin.model import fingerprint
+from nearkin.plan import make_plan
 from nearkin.results import query_file, read_queries
 from nearkin.runs import RunFolder, read_json, read_tensors, write_json
 from nearkin.search import model_of, search_images
+from nearkin.train import training_images
 
 DATA = "glyphs(classes=48, samples=6)"
 TINY = {"data": DATA, "epochs": 2, "batch": 12, "dim": 8, "device": "cpu", "method": "contrastive(negative=1)"}
@@ -120,15 +122,65 @@ def test_a_table_of_both_kinds(done):
     assert rows[1][3] == f"{read_json(done.runs[0].result)['scores']['MAP@R 24-d']:.2f}"
 
 
+def test_no_two_folds_begin_alike_unless_that_is_asked_for(done, tmp_path):
+    def heads(run):
+        return [untrained(part.path, device="cpu").embedder.head.linear.weight for part in run.parts()]
+
+    (run,) = done.runs
+    a, b, c = heads(run)
+    assert not any(torch.equal(x, y) for x, y in ((a, b), (a, c), (b, c)))
+    a, b, c = heads(cross_validate(**{**TINY, "epochs": 1}, folds=3, own_seeds=False, out=tmp_path / "alike").runs[0])
+    assert torch.equal(a, b)
+    assert torch.equal(a, c)
+
+
+def test_one_fold_by_itself_is_that_of_the_cross_validation(done, tmp_path):
+    (run,) = done.runs
+    one = nk.train(**TINY, folds=3, fold=2, space="ball", check_every=5, metrics=NAMES[:3], out=tmp_path / "one")
+    assert read_json(one.result)["scores"] == read_json(run.parts()[1].result)["scores"]
+
+
+def test_folds_share_the_images_of_a_fraction():
+    train = nk.load_dataset(DATA).train
+    plans = [make_plan({**TINY, "folds": 3, "fold": n, "fraction": 0.5}, {}) for n in (1, 2, 3)]
+    parts = [training_images(plan, nk.load_dataset(DATA)) for plan in plans]
+    kept = [sum(len(images) for images in part) for part in parts]
+    assert kept == [len(train) // 2] * 3
+    first, second = (
+        torch.cat([images.sources for images in part]).flatten(1).sum(1).sort().values for part in parts[:2]
+    )
+    assert torch.equal(first, second)
+
+
+def test_a_resumed_cross_validation_knows_how_many_repeats_were_asked_for(tmp_path):
+    small = {**TINY, "epochs": 1, "folds": 2}
+    two = cross_validate(**small, repeats=2, out=tmp_path / "cv")
+    two.runs[1].result.unlink()
+    again = cross_validate(resume=True, out=tmp_path / "cv")
+    assert [run.path for run in again.runs] == [run.path for run in two.runs]
+    assert read_json(tmp_path / "cv" / "repeats.json")["repeats"] == 2
+
+
+def test_settings_that_cannot_work_leave_no_folder(tmp_path):
+    with pytest.raises(nk.NearkinError, match="does not divide"):
+        cross_validate(**{**TINY, "batch": 25}, images_per_class=2, out=tmp_path / "cv")
+    assert not (tmp_path / "cv").exists()
+
+
+def test_models_that_are_not_trained_are_measured_as_well(tmp_path):
+    (run,) = cross_validate(**{**TINY, "epochs": 0}, folds=2, out=tmp_path / "cv").runs
+    result = read_json(run.result)
+    assert "held_out" not in result
+    assert result["scores"]["MAP@R"] == result["before"]["MAP@R"]
+
+
 def test_repeats_are_other_seeds_and_may_be_added(done, monkeypatch):
     (run,) = done.runs
     first = read_json(run.result)
     before = {part.path.name: part.model.stat().st_mtime_ns for part in run.parts()}
     three = cross_validate(out=run.path, resume=True, repeats=3)
     assert [read_json(r.result)["seed"] for r in three.runs] == [0, 1, 2]
-    seeds = [read_json(part.config)["plan"]["seed"] for run in three.runs for part in run.parts()]
-    assert seeds == list(range(9))  # no two models begin alike
-    assert [fold["seed"] for fold in read_json(three.runs[1].result)["folds"]] == [3, 4, 5]
+    assert [read_json(part.config)["plan"]["seed"] for part in three.runs[2].parts()] == [2, 2, 2]
     values = [read_json(r.result)["scores"]["MAP@R 24-d"] for r in three.runs]
     assert len(set(values)) == 3
     found = three.scores["MAP@R 24-d"]

@@ -28,6 +28,9 @@ from nearkin.train import train
 METRICS = ("P@1", "P@R", "MAP@R")
 
 
+REPEATS = "repeats.json"
+
+
 class Repeats(NamedTuple):
     """What the repeats of a cross-validation came to."""
 
@@ -39,18 +42,18 @@ class Repeats(NamedTuple):
 def cross_validate(
     *,
     out: str | Path | None = None,
-    repeats: int = 1,
+    repeats: int | None = None,
     resume: bool = False,
     reporter: Reporter | None = None,
     **settings: Any,
 ) -> Repeats:
     """Train `folds` models (4 where nothing is said), `repeats` times with seeds that follow each other.
 
-    No two models begin alike: fold f of seed s has seed s · folds + f, counted from 0.
     Settings are the fields of `Plan`. The first repeat's folder is `out` itself, the others lie in it. What is finished
     is not made again: with `resume` the settings are those of the folder, and there may be more repeats than before.
+    Where nothing is said of `repeats`, it is made once, or as often as the folder was to hold.
     """
-    if repeats < 1:
+    if repeats is not None and repeats < 1:
         raise NearkinError(f"A cross-validation is made once at least, not {repeats} times.")
     if settings.get("fold"):
         raise NearkinError("A cross-validation trains all folds: leave fold out.")
@@ -58,10 +61,19 @@ def cross_validate(
         raise NearkinError(f"{out} is no cross-validation: go on with it by nearkin train --resume.")
     reporter, opener = reporter or Reporter(), SharedStores()
     given = settings if resume else {"metrics": METRICS, **settings, "folds": settings.get("folds") or 4}
-    runs = [train(out=out, resume=resume, reporter=reporter, opener=opener, **given)]
+    wanted = repeats or (_asked_before(out) if resume and out is not None else 1)
+    if out is not None and (resume or not RunFolder(out).config.exists()):
+        write_json(Path(out) / REPEATS, {"repeats": wanted})  # a resumed command has to know
+    try:
+        runs = [train(out=out, resume=resume, reporter=reporter, opener=opener, **given)]
+    except NearkinError:
+        if out is not None and not RunFolder(out).config.exists():  # settings that cannot work leave no run behind
+            (Path(out) / REPEATS).unlink()
+            Path(out).rmdir()
+        raise
     plan = read_json(runs[0].config)["plan"]
-    for number in range(2, repeats + 1):
-        reporter.note(f"Repeat {number} of {repeats}")
+    for number in range(2, wanted + 1):
+        reporter.note(f"Repeat {number} of {wanted}")
         folder = RunFolder(runs[0].path / f"repeat-{number}")
         again = {} if folder.config.exists() else {**plan, "seed": plan["seed"] + number - 1}
         runs.append(train(out=folder.path, resume=not again, reporter=reporter, opener=opener, **again))
@@ -69,8 +81,14 @@ def cross_validate(
     scores = {name: summary([r["scores"][name] for r in results]) for name in results[0]["scores"]}
     done = Repeats(runs, scores, summary([r["steps"] for r in results]))
     shown = {name: {"mean": of.mean, "error": of.error if of.n > 1 else None} for name, of in scores.items()}
-    write_json(runs[0].path / "repeats.json", {"repeats": repeats, "scores": shown, "steps": done.steps.mean})
+    write_json(runs[0].path / REPEATS, {"repeats": wanted, "scores": shown, "steps": done.steps.mean})
     return done
+
+
+def _asked_before(out: str | Path) -> int:
+    """How many repeats a folder was to hold."""
+    file = Path(out) / REPEATS
+    return int(read_json(file)["repeats"]) if file.exists() else 1
 
 
 def score_rows(done: Repeats) -> tuple[list[str], list[list[str]]]:
@@ -104,9 +122,7 @@ def train_folds(run: RunFolder, plan: Plan, *, reporter: Reporter, opener: Opene
     try:
         for number, part in enumerate(parts, start=1):
             reporter.note(f"Fold {number} of {plan.folds}")
-            # A seed of its own: four heads that begin alike see much the same of an image, side by side or not.
-            seed = (plan.seed * plan.folds + number - 1) % 2**31
-            _train_part(part, dataclasses.replace(plan, fold=number, seed=seed), reporter, opener)
+            _train_part(part, dataclasses.replace(plan, fold=number), reporter, opener)
     except NearkinError:
         if not parts[0].config.exists():
             run.config.unlink()  # settings that cannot work leave no run behind
@@ -144,17 +160,17 @@ def _together(results: Sequence[Json], joint: Mapping[str, float], plan: Plan) -
         return {name: mean([result[which][name] for result in results]) for name in results[0][which]}
 
     first, speeds = results[0], [r["images_per_second"] for r in results if r["images_per_second"]]
-    own = ("seed", "scores", "kept_epoch", "held_out", "steps", "seconds")
+    own = ("scores", "kept_epoch", "held_out", "steps", "seconds")
     return {
         "scores": scores("scores") | dict(joint),
         "before": scores("before"),
         **{name: first[name] for name in ("queries", "left_out", "unreadable", "select", "method")},
         "kept_epoch": mean([result["kept_epoch"] for result in results]),
-        "held_out": mean([result["held_out"] for result in results]),
+        **({"held_out": mean([result["held_out"] for result in results])} if "held_out" in first else {}),
         "seed": plan.seed,
         "steps": round(mean([result["steps"] for result in results])),
         "seconds": round(sum(result["seconds"] for result in results), 1),
         "images_per_second": round(mean(speeds), 1) if speeds else None,
-        "folds": [{name: result[name] for name in own} for result in results],
+        "folds": [{name: result[name] for name in own if name in result} for result in results],
         **provenance(),
     }

@@ -76,7 +76,7 @@ def untrained(run: str | Path, *, device: str = "auto") -> Model:
     config, (_, about) = read_json(folder.config), read_tensors(folder.model)
     plan = make_plan({**config["plan"], "device": device, "precision": "auto"}, {})
     with torch.random.fork_rng():
-        torch.manual_seed(plan.seed)
+        torch.manual_seed(plan.own_seed)
         method(plan.method, classes=len(about["names"]), dim=plan.dim)  # draws before the network does
         embedder = build_embedder(plan, config["space"])
     return Model(embedder.to(plan.device).eval(), plan, about["names"])

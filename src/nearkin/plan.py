@@ -75,6 +75,7 @@ class Plan:
         0, "Train so many models, each with another block of the training classes held out, and join them (0: one)."
     )
     fold: int = setting(0, "Only this one of the folds: 1, 2, … (0: all of them).")
+    own_seeds: bool = setting(True, "Whether each fold draws from a seed of its own, or all begin alike.")
     patience: int = setting(0, "Stop after so many checks without progress on held-out classes (0: never).")
     check_every: int = setting(0, "Steps between checks of method and held-out classes (0: an epoch).")
     evaluate_every: int = setting(0, "Epochs between looks at the test set, for the curve only (0: at both ends).")
@@ -89,6 +90,14 @@ class Plan:
         """Whether training classes are put aside; never where test itself chooses."""
         asked = self.select == "validation" or self.patience > 0 or self.schedule == "plateau" or self.folds > 0
         return asked and self.select != "test"
+
+    @property
+    def own_seed(self) -> int:
+        """What this one model draws from: with folds, no two of the same plan or of another seed's begin alike.
+
+        Heads that begin alike see much the same of an image, and are worth less side by side.
+        """
+        return (self.seed * self.folds + self.fold - 1) % 2**31 if self.fold and self.own_seeds else self.seed
 
     @property
     def snapshot_epochs(self) -> tuple[int, ...]:

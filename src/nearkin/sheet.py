@@ -121,6 +121,7 @@ def describe(settings: Mapping[str, Any], *, data: str) -> Json:
         "weights": _weights(plan.weights),
         "images_per_class": built.images_per_class if plan.images_per_class < 0 else plan.images_per_class,
         "head_lr": plan.head_lr or plan.lr,
+        "own_seeds": plan.own_seeds and bool(plan.folds),
         "precision": settings.get("precision", "auto"),
     }
     return {name: _plain(value) for name, value in resolved.items() if name not in NEUTRAL}

@@ -46,7 +46,9 @@ def report(
 
 def cv(
     *,
-    repeats: Annotated[int, typer.Option(help="How often, with seeds that follow each other.")] = 1,
+    repeats: Annotated[
+        int | None, typer.Option(help="How often, with seeds that follow each other (default: 1, or as before).")
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="Folder of the models (default: a new one below runs/).")] = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on with what is in --out; --repeats may be more than before.")
@@ -65,7 +67,7 @@ def cv(
     done = cross_validate(out=out, repeats=repeats, resume=resume, reporter=Reporter(Console(stderr=True)), **given)
     console = Console()
     console.print(terminal_table(*score_rows(done), title="Unseen classes, percent"))
-    spread = f"; ± is the standard error over {repeats} repeats" if repeats > 1 else ""
+    spread = f"; ± is the standard error over {len(done.runs)} repeats" if len(done.runs) > 1 else ""
     console.print(f"{done.steps.mean:,.0f} steps a model{spread}.", highlight=False)
     console.print(f"Folder: {done.runs[0].path}", highlight=False, markup=False)
 

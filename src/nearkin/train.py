@@ -59,7 +59,7 @@ class Training:
     """One run: what it trains, with what, and how far it is."""
 
     def __init__(self, plan: Plan, run: RunFolder, reporter: Reporter, opener: Opener = open_store) -> None:
-        torch.manual_seed(plan.seed)
+        torch.manual_seed(plan.own_seed)
         self.plan, self.run, self.reporter, self.opener = plan, run, reporter, opener
         self.device = torch.device(plan.device)
         self.tracker = Tracker(run.path / "tensorboard" if plan.tensorboard else None, plan.select_by)
@@ -98,7 +98,7 @@ class Training:
 
         self.per_epoch = steps_per_epoch(len(self.train.images), plan.batch)
         self.check_every = plan.check_every or self.per_epoch
-        self.rng = torch.Generator(self.device).manual_seed(plan.seed)
+        self.rng = torch.Generator(self.device).manual_seed(plan.own_seed)
         self.losses = torch.zeros(self.per_epoch, device=self.device)  # of this epoch; read when it is over
         self.step = 0
         self.scores: list[float] = []  # of the checks, on held-out classes, or on test where that was asked for
@@ -176,7 +176,7 @@ class Training:
         rows = self.method.batches(
             self.train.images.labels,
             self.plan.batch,
-            seed=self.plan.seed,
+            seed=self.plan.own_seed,
             start=self.step,
             images_per_class=None if own < 0 else own,
         )

@@ -12,7 +12,7 @@ from nearkin.cli import _seeds
 from nearkin.evaluate.statistics import Comparison
 from nearkin.report.claims import CLAIMS, Claim, Outcome, check_claim, in_words, pairs
 from nearkin.report.results_page import boards, changed_settings, main, results_page
-from nearkin.sheet import expand
+from nearkin.sheet import expand, run_id
 from nearkin.suites import load_suite
 
 ROOT = Path(nearkin.__file__).parents[2]
@@ -306,6 +306,24 @@ def test_a_setting_that_is_no_more_is_no_change(tmp_path):
     sheet = fill(tmp_path, "mpa_table7", {"K = 1": (60.0,)})
     runs = [{"settings": {**cell.description, "gone": 3}, "data": cell.data} for cell in sheet.cells]
     assert changed_settings(load_suite("mpa_table7"), runs) == {}
+
+
+def test_a_setting_younger_than_a_run_was_off_in_it():
+    suite = load_suite("ccp_lite0")
+    old = [{k: v for k, v in cell.description.items() if k != "own_seeds"} for cell in expand(suite).cells]
+    changed = changed_settings(suite, [{"settings": settings, "data": "cub"} for settings in old])
+    assert changed == {"own_seeds": False}
+    ids = {cell.id for cell in expand(suite, settings=changed).cells}
+    assert ids == {run_id(settings) for settings in old}
+    assert not ids & {cell.id for cell in expand(suite).cells}
+
+
+def test_a_single_sub_problem_is_compared_with_many_around_the_same_loss():
+    claim = next(claim for claim in CLAIMS if (claim.method, claim.base) == ("ccp", "proxy"))
+    board = Board(expand(load_suite("ccp_fig6")), {}, {}, (), "")
+    losses = ("C1", "C2", "MS", "Triplet")
+    found = list(pairs(claim, board, board.sheet.suite.parts["cub"]))
+    assert found == [(f"{loss}-CCP", f"{loss}-Proxy") for loss in losses]
 
 
 def test_two_files_made_alike_are_one_table(tmp_path):

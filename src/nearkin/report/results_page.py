@@ -81,17 +81,21 @@ def boards(results: Path) -> list[Found]:
 
 def changed_settings(suite: Suite, runs: Sequence[Json]) -> Json:
     """Settings that all runs share and that are not the suite's own, where its rows agree on one."""
+    if not runs:
+        return {}
     plain = expand(suite, seeds=1).cells
     changed: Json = {}
-    for name in runs[0]["settings"] if runs else ():
+    for name in dict.fromkeys(name for cell in plain for name in cell.description):
         values = {repr(run["settings"].get(name)) for run in runs}
         if name in ("data", "method", "seed", *NEUTRAL) or len(values) > 1:
             continue
-        value = runs[0]["settings"][name]
         for data in {run["data"] for run in runs}:
-            own = {repr(cell.description[name]) for cell in plain if cell.data == data and name in cell.description}
-            if len(own) == 1 and own != {repr(value)}:
-                changed[name] = value
+            own = {repr(value): value for cell in plain if cell.data == data for value in [cell.description[name]]}
+            if len(own) == 1:
+                (default,) = own.values()
+                value = runs[0]["settings"].get(name, type(default)())  # what is younger than a run was off in it
+                if repr(value) != repr(default):
+                    changed[name] = value
     return changed
 
 

@@ -29,6 +29,7 @@ Settings
 Departures
     The loss is reduced as the inner one is by itself (C2 and triplet over non-zero terms, C1 and MS over samples), as
     in the authors' code; Algorithm 1 prints the mean over all pairs.
+    C1 goes by 1 − d²/2 in `ball`, the cosine of vectors of length 1; the code takes the cosine of shorter ones, too.
     The code adds 0.1 times the in-batch loss, of which the text knows nothing: `pair_weight=0.1` is the code's.
     From the code, where the text is silent: λ = 0 at first; θ*, ρ* are the best of the sub-problem, but the network
     goes on from where it is; optimiser moments stay; 1e-3 percent count as better; the pool is embedded in eval mode
