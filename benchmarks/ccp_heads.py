@@ -7,8 +7,8 @@ The network stays as ImageNet left it and each image is embedded once, without a
 head many times over. As in ccp_lite0 there are contiguous folds, ball, Adam, weight decay 1e-4, batches of 8 × 4, and a
 check every 25 steps of which the best on held-out classes counts. The learning rate is 1e-3, which a head bears;
 gradients are not clipped and all steps are made.
-Prints MAP@R of the mean 128-d model and of the four side by side, and each CCP row less its loss by a paired t-test
-over seeds.
+Prints MAP@R of the mean 128-d model and of the four side by side, and each CCP row less its loss by paired t-tests over
+seeds with Holm's correction.
 """
 
 import argparse
@@ -20,21 +20,22 @@ from timing import source
 from torch import Tensor, nn
 
 from nearkin.backbones import natural_plan
-from nearkin.data.images import Images
+from nearkin.data.images import Dataset, Images
 from nearkin.data.layouts import read_cub
 from nearkin.data.splits import held_out
 from nearkin.evaluate import evaluate
-from nearkin.evaluate.statistics import paired_t, summary
+from nearkin.evaluate.statistics import Comparison, holm, paired_t, summary
 from nearkin.method import Step, method
 from nearkin.model import Model, build_embedder
 from nearkin.plan import make_plan
-from nearkin.runs import write_json
+from nearkin.runs import Json, read_json, write_json
 from nearkin.similarity import project
 
 C2 = "contrastive(form=c2, positive=0, negative=0.3841)"
 MS = "multi_similarity(alpha=2, beta=40, base=0.5, mining=False)"
 ROWS = {"C2": C2, "C2-CCP": f"ccp({C2})", "MS": MS, "MS-CCP": f"ccp({MS})"}
 FOLDS, DIM, SPACE, CHECK = 4, 128, "ball", 25
+Row = dict[str, list[float]]
 
 
 class Known(NamedTuple):
@@ -96,41 +97,60 @@ def train(spec: str, known: Known, chooses: Known, *, steps: int, lr: float, see
     return head.requires_grad_(requires_grad=False), at
 
 
+def measure(spec: str, data: Dataset, known: Known, test: Known, *, seeds: int, steps: int, lr: float) -> Row:
+    """MAP@R on unseen classes by seed, as mean of the folds' heads and side by side; the step each head was best at."""
+    row: Row = {"128-d": [], "512-d": [], "steps": []}
+    for seed in range(seeds):
+        heads = []
+        for fold in range(FOLDS):
+            own, chooses = (take(known, data.train, part) for part in held_out(data.train, fold=(fold, FOLDS)))
+            head, at = train(spec, own, chooses, steps=steps, lr=lr, seed=seed * FOLDS + fold)
+            heads.append(head)
+            row["steps"].append(at)
+        row["128-d"].append(sum(score(head, test) for head in heads) / FOLDS)
+        beside = project(torch.cat([project(head(test.x), SPACE) for head in heads], 1), SPACE)
+        row["512-d"].append(score(nn.Identity(), Known(beside, test.y)))
+    return row
+
+
+def compare(rows: dict[str, Row]) -> dict[str, Comparison]:
+    """Each CCP row less its loss; p is Holm's over all of them."""
+    pairs = [(a, b, size) for a, b in (("C2-CCP", "C2"), ("MS-CCP", "MS")) for size in ("128-d", "512-d")]
+    found = {f"{a} less {b}, {size}": paired_t(rows[a][size], rows[b][size]) for a, b, size in pairs}
+    adjusted = holm([test.p for test in found.values()])
+    return {name: test._replace(p=float(p)) for (name, test), p in zip(found.items(), adjusted, strict=True)}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("cub", type=Path)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--lr", type=float, default=1e-3)
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--out", type=Path, help="rows that are there already are not made again")
     args = parser.parse_args()
-    data = read_cub(args.cub)
-    train_known, test = features(data.train), features(data.test)
-    rows: dict[str, dict[str, list[float]]] = {}
-    for name, spec in ROWS.items():
-        row: dict[str, list[float]] = {"128-d": [], "512-d": [], "steps": []}
-        for seed in range(args.seeds):
-            heads = []
-            for fold in range(FOLDS):
-                parts = held_out(data.train, fold=(fold, FOLDS))
-                own, chooses = (take(train_known, data.train, part) for part in parts)
-                head, at = train(spec, own, chooses, steps=args.steps, lr=args.lr, seed=seed * FOLDS + fold)
-                heads.append(head)
-                row["steps"].append(at)
-            row["128-d"].append(sum(score(head, test) for head in heads) / FOLDS)
-            beside = project(torch.cat([project(head(test.x), SPACE) for head in heads], 1), SPACE)
-            row["512-d"].append(score(nn.Identity(), Known(beside, test.y)))
-        rows[name] = row
-        words = ", ".join(f"{size} {summary(row[size]).mean:.2f}" for size in ("128-d", "512-d"))
-        print(f"{name}: MAP@R {words}", flush=True)
-    tests = {}
-    for name, loss in (("C2-CCP", "C2"), ("MS-CCP", "MS")):
-        for size in ("128-d", "512-d"):
-            test_of = paired_t(rows[name][size], rows[loss][size])
-            tests[f"{name} less {loss}, {size}"] = test_of._asdict()
-            print(f"{name} less {loss}, {size}: {test_of.difference:+.2f} ({test_of.low:+.2f} to {test_of.high:+.2f})")
+    settings = {"seeds": args.seeds, "steps": args.steps, "lr": args.lr}
+    old = read_json(args.out) if args.out and args.out.exists() else {}
+    rows: dict[str, Row] = old["rows"] if settings.items() <= old.items() else {}
+    if missing := [name for name in ROWS if name not in rows]:
+        data = read_cub(args.cub)
+        known, test = features(data.train), features(data.test)
+        for name in missing:
+            rows[name] = measure(ROWS[name], data, known, test, **settings)
+            if args.out:
+                write_json(args.out, {"rows": rows, **settings, **source()})
+    for name, row in rows.items():
+        print(f"{name}: MAP@R " + ", ".join(f"{size} {summary(row[size]).mean:.2f}" for size in ("128-d", "512-d")))
+    tests = compare(rows)
+    for name, found in tests.items():
+        print(f"{name}: {found.difference:+.2f} (95 % {found.low:+.2f} to {found.high:+.2f}, p {found.p:.3f})")
     if args.out:
-        write_json(args.out, {"rows": rows, "tests": tests, "steps": args.steps, "lr": args.lr, **source()})
+        said = {name: found._asdict() for name, found in tests.items()}
+        write_json(args.out, {"rows": rows, "tests": said, **settings, **(source() if missing else _source_of(old))})
+
+
+def _source_of(old: Json) -> Json:
+    return {name: old[name] for name in source()}
 
 
 if __name__ == "__main__":
