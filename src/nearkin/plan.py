@@ -95,7 +95,7 @@ class Plan:
     def own_seed(self) -> int:
         """What this one model draws from: with folds, no two of the same plan or of another seed's begin alike.
 
-        Heads that begin alike see much the same of an image, and are worth less side by side.
+        Heads that begin alike see much the same of an image.
         """
         return (self.seed * self.folds + self.fold - 1) % 2**31 if self.fold and self.own_seeds else self.seed
 
