@@ -24,17 +24,18 @@ from nearkin.data.images import Dataset, Images
 from nearkin.data.layouts import read_cub
 from nearkin.data.splits import held_out
 from nearkin.evaluate import evaluate
-from nearkin.evaluate.statistics import Comparison, holm, paired_t, summary
+from nearkin.evaluate.statistics import Comparison, against, summary
 from nearkin.method import Step, method
 from nearkin.model import Model, build_embedder
 from nearkin.plan import make_plan
-from nearkin.runs import Json, read_json, write_json
+from nearkin.runs import read_json, write_json
 from nearkin.similarity import project
 
 C2 = "contrastive(form=c2, positive=0, negative=0.3841)"
 MS = "multi_similarity(alpha=2, beta=40, base=0.5, mining=False)"
 ROWS = {"C2": C2, "C2-CCP": f"ccp({C2})", "MS": MS, "MS-CCP": f"ccp({MS})"}
 FOLDS, DIM, SPACE, CHECK = 4, 128, "ball", 25
+SIZES = ("128-d", "512-d")  # one model, all of them side by side
 Row = dict[str, list[float]]
 
 
@@ -115,10 +116,8 @@ def measure(spec: str, data: Dataset, known: Known, test: Known, *, seeds: int, 
 
 def compare(rows: dict[str, Row]) -> dict[str, Comparison]:
     """Each CCP row less its loss; p is Holm's over all of them."""
-    pairs = [(a, b, size) for a, b in (("C2-CCP", "C2"), ("MS-CCP", "MS")) for size in ("128-d", "512-d")]
-    found = {f"{a} less {b}, {size}": paired_t(rows[a][size], rows[b][size]) for a, b, size in pairs}
-    adjusted = holm([test.p for test in found.values()])
-    return {name: test._replace(p=float(p)) for (name, test), p in zip(found.items(), adjusted, strict=True)}
+    scores = {f"{name}, {size}": dict(enumerate(row[size])) for name, row in rows.items() for size in SIZES}
+    return against(scores, {f"{loss}-CCP, {size}": f"{loss}, {size}" for loss in ("C2", "MS") for size in SIZES})
 
 
 def main() -> None:
@@ -140,17 +139,16 @@ def main() -> None:
             if args.out:
                 write_json(args.out, {"rows": rows, **settings, **source()})
     for name, row in rows.items():
-        print(f"{name}: MAP@R " + ", ".join(f"{size} {summary(row[size]).mean:.2f}" for size in ("128-d", "512-d")))
+        print(f"{name}: MAP@R " + ", ".join(f"{size} {summary(row[size]).mean:.2f}" for size in SIZES))
     tests = compare(rows)
     for name, found in tests.items():
-        print(f"{name}: {found.difference:+.2f} (95 % {found.low:+.2f} to {found.high:+.2f}, p {found.p:.3f})")
+        print(
+            f"{name}, less its loss: {found.difference:+.2f} (95 % {found.low:+.2f} to {found.high:+.2f}, p {found.p:.3f})"
+        )
     if args.out:
         said = {name: found._asdict() for name, found in tests.items()}
-        write_json(args.out, {"rows": rows, "tests": said, **settings, **(source() if missing else _source_of(old))})
-
-
-def _source_of(old: Json) -> Json:
-    return {name: old[name] for name in source()}
+        where = source() if missing else {name: old[name] for name in source()}
+        write_json(args.out, {"rows": rows, "tests": said, **settings, **where})
 
 
 if __name__ == "__main__":

@@ -165,6 +165,10 @@ def test_settings_that_cannot_work_leave_no_folder(tmp_path):
     with pytest.raises(nk.NearkinError, match="does not divide"):
         cross_validate(**{**TINY, "batch": 25}, images_per_class=2, out=tmp_path / "cv")
     assert not (tmp_path / "cv").exists()
+    (tmp_path / "notes.txt").touch()
+    with pytest.raises(nk.NearkinError, match="does not divide"):
+        cross_validate(**{**TINY, "batch": 25}, images_per_class=2, out=tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
 
 
 def test_models_that_are_not_trained_are_measured_as_well(tmp_path):

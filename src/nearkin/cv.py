@@ -8,6 +8,7 @@ on the classes of the other half. The folder is a run folder like any other, who
     "MAP@R 512-d"   the score of their embeddings side by side
 """
 
+import contextlib
 import dataclasses
 import statistics
 from collections.abc import Mapping, Sequence
@@ -26,8 +27,6 @@ from nearkin.runs import Json, RunFolder, provenance, read_json, write_json
 from nearkin.train import train
 
 METRICS = ("P@1", "P@R", "MAP@R")
-
-
 REPEATS = "repeats.json"
 
 
@@ -69,7 +68,8 @@ def cross_validate(
     except NearkinError:
         if out is not None and not RunFolder(out).config.exists():  # settings that cannot work leave no run behind
             (Path(out) / REPEATS).unlink()
-            Path(out).rmdir()
+            with contextlib.suppress(OSError):  # it holds something else
+                Path(out).rmdir()
         raise
     plan = read_json(runs[0].config)["plan"]
     for number in range(2, wanted + 1):
