@@ -142,9 +142,8 @@ def main() -> None:
         print(f"{name}: MAP@R " + ", ".join(f"{size} {summary(row[size]).mean:.2f}" for size in SIZES))
     tests = compare(rows)
     for name, found in tests.items():
-        print(
-            f"{name}, less its loss: {found.difference:+.2f} (95 % {found.low:+.2f} to {found.high:+.2f}, p {found.p:.3f})"
-        )
+        interval = f"95 % {found.low:+.2f} to {found.high:+.2f}"
+        print(f"{name}, less its loss: {found.difference:+.2f} ({interval}, p {found.p:.3f})")
     if args.out:
         said = {name: found._asdict() for name, found in tests.items()}
         where = source() if missing else {name: old[name] for name in source()}
