@@ -14,7 +14,7 @@ from nearkin.efficientnet_lite import packaged_weights, timm_names
 from nearkin.errors import NearkinError
 from nearkin.folding import fold_batch_norms
 from nearkin.inception import BNInception, GoogLeNet, flat_batch_norms
-from nearkin.similarity import at_least_float32, check_space, project
+from nearkin.similarity import at_least_float32, check_space, keeps_length, project
 from nearkin.spec import check_options, look_up, parse
 from nearkin.timm_models import blank_pass, build_timm, timm_config, timm_layout
 from nearkin.weights import load_weights, one_line, read_weights
@@ -251,9 +251,14 @@ def make_pool(text: str) -> Pool:
 
 
 class Head(nn.Module):
-    """Feature map [B, W, h, w] → pooled [B, W] → layer norm, where asked → linear, unless dim is 0 → [B, dim or W]."""
+    """Feature map [B, W, h, w] → pooled [B, W] → layer norm, where asked → linear, unless dim is 0 → [B, dim or W].
 
-    def __init__(self, width: int, dim: int, *, pool: Pool, bias: bool, layer_norm: bool) -> None:
+    The linear map begins as in Proxy-Anchor's code, or `short`, where vectors keep their length: as long as a typical
+    feature is large. From the usual start inner products are in the thousands, a loss shrinks them fastest by silencing
+    features, and a pretrained network is dead within an epoch.
+    """
+
+    def __init__(self, width: int, dim: int, *, pool: Pool, bias: bool, layer_norm: bool, short: bool) -> None:
         super().__init__()
         self.pool = pool
         self.norm = (
@@ -261,7 +266,10 @@ class Head(nn.Module):
         )  # the linear map has the affine part
         self.linear = nn.Linear(width, dim, bias=bias) if dim else None
         if self.linear is not None:
-            nn.init.kaiming_normal_(self.linear.weight, mode="fan_out")
+            if short:
+                nn.init.normal_(self.linear.weight, std=(width * dim) ** -0.5)
+            else:
+                nn.init.kaiming_normal_(self.linear.weight, mode="fan_out")
             if bias:
                 nn.init.zeros_(self.linear.bias)
 
@@ -295,7 +303,9 @@ class Embedder(nn.Module):
         pooling = make_pool(pool)  # checked also where it is not needed
         self.dim, self.space = dim or trunk.width, check_space(space)
         self.trunk = trunk
-        self.head = Head(trunk.width, dim, pool=average if trunk.pooled else pooling, bias=bias, layer_norm=layer_norm)
+        pooling = average if trunk.pooled else pooling
+        short = keeps_length(self.space)
+        self.head = Head(trunk.width, dim, pool=pooling, bias=bias, layer_norm=layer_norm, short=short)
 
     def features(self, x: Tensor) -> Tensor:
         """The trunk's own features [B, width], pooled, without the head: the baseline."""

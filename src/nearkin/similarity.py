@@ -87,6 +87,11 @@ def project(v: Tensor, space: Space) -> Tensor:
     return v / _norm(v).clamp_min(_FLOOR[space]) if space in _FLOOR else v
 
 
+def keeps_length(space: Space) -> bool:
+    """Whether a vector of any length is a point of the space: there the scale of a network's output matters."""
+    return space not in _FLOOR
+
+
 def _norm(v: Tensor) -> Tensor:
     norm: Tensor = torch.linalg.vector_norm(v, dim=-1, keepdim=True)
     return norm
