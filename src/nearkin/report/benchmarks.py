@@ -58,16 +58,16 @@ def _table(board: Board, part: Part) -> PrintedTable:
         if metric in published:
             columns.append((f"{metric} paper", _paper_cell(part, metric, _decimals(rows, part))))
         if metric in part.metrics:
-            columns.append((f"{metric} ours" if published else metric, our_cell(ours, metric, tests[metric])))
+            columns.append((f"{metric} ours" if published else metric, _our_cell(ours, metric, tests[metric])))
     if any(run.runs for run in ours.values()):
-        columns += [("seeds", lambda row: str(len(ours[row.name].runs) or "")), ("time", time_cell(ours))]
+        columns += [("seeds", lambda row: str(len(ours[row.name].runs) or "")), ("time", _time_cell(ours))]
         columns.append(("images/s", _speed_cell(ours)))
         if any(run["settings"].get("patience") for each in ours.values() for run in each.runs.values()):
             columns.append(("steps", _steps_cell(ours)))
         if tests[main]:
             if len(set(suite.baselines.values())) > 1:
                 columns.append(("baseline", lambda row: suite.baselines.get(row.name, "")))
-            columns.append((f"{main} less {_baseline_words(suite)}", difference_cell(tests[main], models)))
+            columns.append((f"{main} less {_baseline_words(suite)}", _difference_cell(tests[main], models)))
     cells = [[cell(row) for _, cell in columns] for row in rows]
     notes = _notes(board, part, {row.name: ours[row.name] for row in rows}, tests, models)
     return PrintedTable(f"{suite.title} ({part.name})", [name for name, _ in columns], cells, notes)
@@ -143,25 +143,26 @@ def _paper_cell(part: Part, metric: str, decimals: int) -> Callable[[Row], str]:
     return cell
 
 
-def our_cell(ours: Mapping[str, Finished], metric: str, tests: Mapping[str, Comparison]) -> Callable[[Row], str]:
+def _our_cell(ours: Mapping[str, Finished], metric: str, tests: Mapping[str, Comparison]) -> Callable[[Row], str]:
     """Our mean of a metric with its mark."""
 
     def cell(row: Row) -> str:
         if not row.methods:
             return ""
         found = summary(list(ours[row.name].values(metric).values()))
-        return f"{mean_words(found)}{_mark(tests.get(row.name))}" if found.n else NOTHING
+        return f"{mean_words(found)}{mark(tests.get(row.name))}" if found.n else NOTHING
 
     return cell
 
 
-def _mark(test: Comparison | None) -> str:
+def mark(test: Comparison | None) -> str:
+    """↑ or ↓ behind a row that differs from its baseline, nothing behind another."""
     if test is None or not test.p < LEVEL:  # NaN is not below
         return ""
     return " ↑" if test.difference > 0 else " ↓"
 
 
-def difference_cell(tests: Mapping[str, Comparison], models: Mapping[str, Comparison]) -> Callable[[Row], str]:
+def _difference_cell(tests: Mapping[str, Comparison], models: Mapping[str, Comparison]) -> Callable[[Row], str]:
     """How far a row lies from its baseline, with its test: over seeds, or else of the two models."""
 
     def cell(row: Row) -> str:
@@ -175,7 +176,7 @@ def difference_cell(tests: Mapping[str, Comparison], models: Mapping[str, Compar
     return cell
 
 
-def time_cell(ours: Mapping[str, Finished]) -> Callable[[Row], str]:
+def _time_cell(ours: Mapping[str, Finished]) -> Callable[[Row], str]:
     """How long a run took: the median, since the first run of a sitting also compiles and reads the images."""
 
     def cell(row: Row) -> str:
@@ -220,7 +221,7 @@ def _notes(
         notes.append(f"What chose the paper's epoch: {suite.paper_select}.")
     if any(number.spread is not None for number in numbers):
         notes.append(f"± of the paper: {suite.spread}.")
-    notes += about_ours(runs, board.sheet.overrides)
+    notes += _about_ours(runs, board.sheet.overrides)
     others = sorted({run["settings"]["backbone"] for run in runs} - {suite.backbone})
     if others and numbers:
         notes.append(
@@ -253,7 +254,7 @@ def _baseline_words(suite: Suite) -> str:
     return bases.pop() if len(bases) == 1 else "its baseline"
 
 
-def about_ours(runs: Sequence[Json], overrides: Mapping[str, Any]) -> list[str]:
+def _about_ours(runs: Sequence[Json], overrides: Mapping[str, Any]) -> list[str]:
     """What one has to know of our runs: network, seeds, what chose the epoch, changed settings, commit, hardware."""
     if not runs:
         return ["Ours: no run is finished."]

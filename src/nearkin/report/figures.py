@@ -1,4 +1,6 @@
-"""The figure of a suite: our means and their standard errors along its axis, the paper's numbers hollow beside them."""
+"""The figure of a suite: our means and their standard errors along its axis, the paper's numbers hollow beside them; of
+a suite that is sorted, its rows as they rank.
+"""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,6 +11,7 @@ from nearkin.evaluate.statistics import Summary, summary
 from nearkin.report.benchmarks import CHOSEN, finished, suite_tables
 from nearkin.report.charts import INK, STYLE, look, rendered
 from nearkin.report.formats import markdown
+from nearkin.report.ranking import draw_ranking, ranking
 from nearkin.runs import whole_file
 from nearkin.suites import Axes, Part, Row
 
@@ -48,21 +51,31 @@ def write_suite(board: Board, out: Path) -> list[Path]:
 
 
 def write_figures(board: Board, out: Path) -> list[Path]:
-    """A PNG and an SVG a data set of which there are numbers, as SUITE-DATA.png below `out`; none without [figure]."""
-    suite = board.sheet.suite
-    if suite.figure is None:
-        return []
+    """A PNG and an SVG a data set of which there are numbers, as SUITE-DATA.png below `out`.
+
+    None of a suite with neither [figure] nor sort.
+    """
     written = []
-    for part in suite.parts.values():
-        found = curves(board, part, suite.figure)
-        if found.anything:
-            figure = _draw(found, suite.figure, f"{suite.title} ({part.name})")
-            for form in ("png", "svg"):
-                path = out / f"{suite.name}-{part.name}.{form}"
-                with whole_file(path) as temporary:
-                    temporary.write_bytes(rendered(figure, form))
-                written.append(path)
+    for part in board.sheet.suite.parts.values():
+        figure = _figure(board, part)
+        for form in ("png", "svg") if figure else ():
+            path = out / f"{board.sheet.suite.name}-{part.name}.{form}"
+            with whole_file(path) as temporary:
+                temporary.write_bytes(rendered(figure, form))
+            written.append(path)
     return written
+
+
+def _figure(board: Board, part: Part) -> Any:
+    suite = board.sheet.suite
+    title = f"{suite.title} ({part.name})"
+    if suite.figure is not None:
+        found = curves(board, part, suite.figure)
+        return _draw(found, suite.figure, title) if found.anything else None
+    if suite.sort not in part.metrics:
+        return None
+    ranked = ranking(board, part)
+    return draw_ranking(ranked, metric=suite.sort, title=title) if len(ranked.rows) > 1 else None
 
 
 def curves(board: Board, part: Part, axes: Axes) -> Curves:

@@ -2,8 +2,8 @@
 
 A folder of benchmarks/results/ that bears a suite's name holds files *.jsonl as `nearkin bench` and `nearkin merge`
 write them; it becomes a section with the suite's table. What a file was run with besides the suite's own settings
-(another backbone, say) is read off its runs. Before the sections stand one table over all suites and the claims of the
-papers, each tested on all suites that can tell.
+(another backbone, say) is read off its runs. First comes the suite with every method in one setting, then the claims of
+the papers, each tested on all suites that can tell, then the other suites.
 """
 
 import argparse
@@ -12,19 +12,18 @@ from pathlib import Path
 from typing import NamedTuple
 
 from nearkin.bench import Board, needs_path
-from nearkin.report.all_methods import all_methods
-from nearkin.report.benchmarks import LEVEL, finished, suite_tables
-from nearkin.report.claims import CLAIMS, UNTESTED, Outcome, check_claim, in_words
+from nearkin.report.benchmarks import CHOSEN, LEVEL, finished, suite_tables
+from nearkin.report.claims import CLAIMS, HOLDS, NOTHING_SEEN, OPPOSITE, UNTESTED, Outcome, check_claim, in_words
 from nearkin.report.figures import write_figures
 from nearkin.report.formats import PrintedTable, markdown, p_words
+from nearkin.report.tables import markdown_table
 from nearkin.results import read_results
 from nearkin.runs import Json, whole_file
 from nearkin.sheet import NEUTRAL, Sheet, expand
 from nearkin.suites import Suite, load_suite, suite_names
 
-DATA, BACKBONE = "cub", "lite0"
-METRICS, SORT = ("R@1", "R@8", "P@R", "MAP@R"), "MAP@R"
-"""What the table over all methods is of."""
+FIRST = "cub_lite0"
+"""The suite that the page begins with: every method on photographs, in one setting."""
 
 INTRODUCTION = """# Results
 
@@ -44,6 +43,10 @@ three seeds it is wide.
 """
 
 
+COUNTED = {"yes": HOLDS, "not seen": NOTHING_SEEN, "opposite": OPPOSITE, "untested": UNTESTED}
+COUNTS = "\nThe last four columns count pairs of rows; a pair with one seed in common cannot be tested.\n"
+
+
 class Found(NamedTuple):
     """The runs of one suite, made with the same settings."""
 
@@ -54,10 +57,10 @@ class Found(NamedTuple):
 def results_page(results: Path, *, pictures: Path | None = None, link: str = "") -> str:
     """The page as text; with `pictures` the figures of suites are written there and linked below `link`."""
     every = boards(results)
-    measured = [found.board for found in every]
-    table = all_methods(measured, data=DATA, backbone=BACKBONE, metrics=METRICS, sort=SORT)
-    first = markdown([table], level=2) if table else "No method has been measured on CUB yet.\n"
-    return "\n".join([INTRODUCTION, first, _claims(measured), *(_section(found, pictures, link) for found in every)])
+    sections = [(found.board.sheet.suite.name == FIRST, _section(found, pictures, link)) for found in every]
+    first = [text for is_first, text in sections if is_first] or ["No method has been measured on CUB yet.\n"]
+    rest = [text for is_first, text in sections if not is_first]
+    return "\n".join([INTRODUCTION, *first, _claims([found.board for found in every]), *rest])
 
 
 def boards(results: Path) -> list[Found]:
@@ -139,19 +142,26 @@ def _only_measured(board: Board, part: str, table: PrintedTable) -> PrintedTable
 
 
 def _claims(boards: Sequence[Board]) -> str:
-    lines = [CLAIMED]
-    for paper in dict.fromkeys(claim.paper for claim in CLAIMS):
-        lines.append(f"- **{paper}**")
-        for claim in (claim for claim in CLAIMS if claim.paper == paper):
-            tested = check_claim(claim, boards)
-            lines.append(f"  - “{claim.words}” ({claim.metric}): **{in_words(tested)}**.")
-            lines += [f"    - {_sentence(each)}" for each in tested]
-    return "\n".join([*lines, ""])
+    tested = {claim: check_claim(claim, boards) for claim in CLAIMS}
+    header = ["paper", "claim", "by", "here", *COUNTED]
+    cells = [[c.paper, c.words, c.metric, in_words(found), *_counts(found)] for c, found in tested.items()]
+    lines = [CLAIMED, markdown_table(header, cells, text=True), COUNTS, "### Pair by pair\n"]
+    for claim, found in tested.items():
+        if found:
+            lines.append(f"**{claim.paper}: {claim.words}** ({claim.metric})\n")
+            lines += [*(f"- {_sentence(each)}" for each in found), ""]
+    return "\n".join(lines)
+
+
+def _counts(tested: Sequence[Outcome]) -> list[str]:
+    """How many pairs came out each way; nothing where none was measured."""
+    return [str(sum(each.verdict == verdict for each in tested)) if tested else "" for verdict in COUNTED.values()]
 
 
 def _sentence(tested: Outcome) -> str:
     test = tested.test
-    where = f"{tested.row} against {tested.base} ({tested.suite}, {tested.data}): {_signed(test.difference)}"
+    where = f"{tested.row} against {tested.base} ({tested.suite}, {tested.data}, {CHOSEN[tested.select]})"
+    where += f": {_signed(test.difference)}"
     if tested.verdict == UNTESTED:
         why = "one seed in common" if test.n < 2 else "all seeds differ alike"
         return f"{where}; cannot be tested, {why}."

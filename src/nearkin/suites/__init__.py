@@ -27,6 +27,7 @@
         backbone, dim       of the paper's number, where not the suite's
         note
         baseline            the row it is tested against, where not the suite's
+        variant             true: the method without a part of it, for a look; no claim of its paper is tested on it
         x                   where the row stands in the figure; a row without it is a horizontal line
         series              the curve it belongs to, where there are several
 
@@ -81,6 +82,7 @@ class Row:
     scores: Literal["after", "before"]
     note: str
     baseline: str  # the row it is tested against
+    variant: bool  # not the method as published, but without a part of it: no claim is tested on it
     x: float | None  # where it stands in the suite's figure
     series: str
 
@@ -146,6 +148,7 @@ _ROW: dict[str, Any] = {
     "dim": int,
     "note": str,
     "baseline": str,
+    "variant": bool,
     "x": float,
     "series": str,
 }
@@ -286,6 +289,7 @@ def _row(table: Any, backbone: str, parts: Mapping[str, Part], where: str) -> Ro
         scores=table.get("scores", "after"),
         note=table.get("note", ""),
         baseline=table.get("baseline", ""),
+        variant=table.get("variant", False),
         x=table.get("x"),
         series=table.get("series", ""),
     )
@@ -306,7 +310,7 @@ def _numbers(table: Any, where: str) -> dict[str, Published]:
 def _other_methods(rows: Mapping[str, Row], parts: Mapping[str, Part], backbone: str) -> dict[str, Row]:
     known = {parse(spec).name for row in rows.values() for spec in row.methods.values()}
     others = [name for name in sorted({**LOSSES, **STRATEGIES}) if name not in known]
-    plain = Row("", {}, {}, {}, backbone, None, "after", "", "", None, "")
+    plain = Row("", {}, {}, {}, backbone, None, "after", "", "", False, None, "")
     return {name: replace(plain, name=name, methods=dict.fromkeys(parts, name)) for name in others}
 
 
