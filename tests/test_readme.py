@@ -14,6 +14,8 @@ from PIL import Image
 import nearkin as nk
 from nearkin.losses import LOSSES
 from nearkin.report import docs
+from nearkin.report.claims import CLAIMS, check_claim
+from nearkin.report.results_page import boards
 from nearkin.runs import read_json
 
 ROOT = Path(__file__).parents[1]
@@ -114,6 +116,15 @@ def test_what_ccps_page_says_of_heads_is_what_the_file_says():
         assert re.search(rf"\b{test['difference']:.2f}\b", text), name
         if name.endswith("128-d"):
             assert f"{test['low']:.2f} to {test['high']:.2f}, p {test['p']:.3f}" in text, name
+
+
+def test_what_ccps_page_says_of_all_methods_is_what_the_claims_say():
+    text = (ROOT / "docs" / "ccp.md").read_text()
+    measured = [found.board for found in boards(ROOT / "benchmarks" / "results")]
+    tested = [t for c in CLAIMS if c.paper == "CCP" for t in check_claim(c, measured) if t.suite == "cub_lite0"]
+    assert len(tested) == 3
+    for each in tested:
+        assert re.search(rf"\b{abs(each.test.difference):.2f}\b[^;.]*\(p {each.test.p:.3f}\)", text), each
 
 
 def test_the_generated_parts_are_up_to_date():
