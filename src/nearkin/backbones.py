@@ -251,8 +251,8 @@ def make_pool(text: str) -> Pool:
 
 
 SHORT = 4.0
-"""Length of an embedding at the start, in typical (root mean square) features. With 1 `lifted` learns slowly; with 11
-`n_pair` still silences half of a pretrained network."""
+"""Length of an embedding at the start, in typical (root mean square) features, where vectors keep their length. With 1
+`lifted` learns slowly; with 11 `n_pair` silences a pretrained network."""
 
 
 class Head(nn.Module):
