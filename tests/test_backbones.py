@@ -558,6 +558,8 @@ def test_embeddings_that_keep_their_length_begin_four_times_as_long_as_a_feature
         typical = embedder.features(x).square().mean(1).sqrt()
         lengths = embedder(x).norm(dim=1)
     assert lengths.mean().item() == pytest.approx(4 * typical.mean().item(), rel=0.25)
+    long = Embedder(trunk("conv4"), dim=dim, space=space, short_start=False)
+    assert long.head.linear.weight.std().item() == pytest.approx((2 / dim) ** 0.5, rel=0.1)
 
 
 def test_parameters_are_the_trunks_and_the_heads() -> None:

@@ -17,7 +17,7 @@ import nearkin as nk
 from nearkin import bench as module
 from nearkin.bench import bench, board
 from nearkin.budget import Clock, seconds_of
-from nearkin.cli import _seeds, app
+from nearkin.cli import _seeds, app, main
 from nearkin.errors import NearkinError
 from nearkin.evaluate.metrics import by_class
 from nearkin.report import docs
@@ -518,22 +518,78 @@ def test_progress_is_told(tmp_path, capsys):
     assert "[1/1] glyphs: PA, seed 0" in capsys.readouterr().out
 
 
+def test_the_command_says_by_its_exit_code_that_a_run_failed(tmp_path, monkeypatch):
+    bad = TINY.replace('method = "contrastive(form=c2)"', 'method = "proxy_anchor"\nsettings = { batch = 5000 }')
+    words = ["nearkin", "bench", str(written(tmp_path, bad)), "--out", str(tmp_path / "out"), "--seeds", "1"]
+    codes = []
+    for rows in (["--rows", "PA"], []):
+        monkeypatch.setattr(sys, "argv", [*words, *rows, "--set", "device=cpu"])
+        with pytest.raises(SystemExit) as stopped:
+            main()
+        codes.append(stopped.value.code)
+    assert codes == [0, 1]
+
+
+def test_a_data_set_without_metrics_is_refused(tmp_path):
+    none = re.sub(r"metrics = \[.*?\]", "metrics = []", TINY)
+    with pytest.raises(NearkinError, match="metrics is empty"):
+        load_suite(written(tmp_path, none))
+
+
+def test_only_where_vectors_keep_their_length_is_a_short_start_part_of_a_run():
+    def of(method, **more):
+        return describe({"backbone": "conv4", "method": method, **more}, data="glyphs")
+
+    assert of("n_pair")["short_start"]
+    assert not of("n_pair", short_start=False)["short_start"]
+    assert run_id(of("n_pair")) != run_id(of("n_pair", short_start=False))
+    assert run_id(of("proxy_anchor")) == run_id(of("proxy_anchor", short_start=False))
+
+
+def test_two_sittings_in_one_folder_are_refused(tmp_path):
+    import fcntl
+
+    (tmp_path / "out").mkdir()
+    with (tmp_path / "out" / ".lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        with pytest.raises(NearkinError, match="Another benchmark is at work in"):
+            bench(written(tmp_path), out=tmp_path / "out", rows=["PA"], seeds=1)
+    assert bench(written(tmp_path), out=tmp_path / "out", rows=["PA"], seeds=1).results
+
+
 # Results.
 
 
 def test_a_line_cut_short_is_forgotten_and_a_damaged_one_named(tmp_path):
     path = tmp_path / "results.jsonl"
-    append_all(path, [{"id": "a", "v": 1}, {"id": "b", "v": 2}])
+    append_all(path, [run_line("a", 1), run_line("b", 2)])
     with path.open("a") as file:
         file.write('{"id": "c", "v"')
     assert list(read_results(path)) == ["a", "b"]
-    append_result(path, {"id": "a", "v": 3})
-    assert [r["v"] for r in read_results(path).values()] == [3, 2]
+    append_result(path, run_line("a", 3))
+    assert [r["seed"] for r in read_results(path).values()] == [3, 2]
     assert path.read_text().count("\n") == 3
-    path.write_text("what is this\n")
-    with pytest.raises(NearkinError, match="Line 1 of"):
-        read_results(path)
     assert read_results(tmp_path / "none.jsonl") == {}
+
+
+@pytest.mark.parametrize(
+    "line", [b"what is this", b'{"id": "abc"}', b'{"id": 1, "seed": 0, "scores": 3}', b"[1]", b"\xff{}"]
+)
+def test_a_line_that_is_no_run_is_named(tmp_path, line):
+    path = tmp_path / "results.jsonl"
+    append_all(path, [run_line("a")])
+    path.write_bytes(path.read_bytes() + line + b"\n")
+    with pytest.raises(NearkinError, match="Line 2 of"):
+        merge([path], tmp_path / "out.jsonl")
+
+
+def test_a_run_without_the_last_newline_is_a_run(tmp_path):
+    path = tmp_path / "results.jsonl"
+    append_all(path, [run_line("a"), run_line("b")])
+    path.write_text(path.read_text().rstrip("\n"))
+    assert list(read_results(path)) == ["a", "b"]
+    append_result(path, run_line("c"))
+    assert list(read_results(path)) == ["a", "b", "c"]
 
 
 def run_line(key, seed=0, *, hardware="CPU", **scores):

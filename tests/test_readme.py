@@ -122,8 +122,9 @@ def test_what_ccps_page_says_of_all_methods_is_what_the_claims_say():
     text = (ROOT / "docs" / "ccp.md").read_text()
     measured = [found.board for found in boards(ROOT / "benchmarks" / "results")]
     tested = [t for c in CLAIMS if c.paper == "CCP" for t in check_claim(c, measured) if t.suite == "cub_lite0"]
-    assert len(tested) == 3
-    for each in tested:
+    testable = [each for each in tested if each.test.n > 1]
+    assert len(testable) == 3
+    for each in testable:
         assert re.search(rf"\b{abs(each.test.difference):.2f}\b[^;.]*\(p {each.test.p:.3f}\)", text), each
 
 

@@ -301,6 +301,7 @@ class Embedder(nn.Module):
         bias: bool = True,
         layer_norm: bool = False,
         space: str = "cosine",
+        short_start: bool = True,
     ) -> None:
         super().__init__()
         if dim < 0:
@@ -309,7 +310,7 @@ class Embedder(nn.Module):
         self.dim, self.space = dim or trunk.width, check_space(space)
         self.trunk = trunk
         pooling = average if trunk.pooled else pooling
-        short = keeps_length(self.space)
+        short = short_start and keeps_length(self.space)
         self.head = Head(trunk.width, dim, pool=pooling, bias=bias, layer_norm=layer_norm, short=short)
 
     def features(self, x: Tensor) -> Tensor:

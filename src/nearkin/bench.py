@@ -5,12 +5,18 @@ The order is all rows with the first seed, then all with the second: a stop leav
 
 import gc
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+
+try:
+    import fcntl
+except ImportError:  # not on Windows
+    fcntl = None  # type: ignore[assignment]
 
 from nearkin.budget import Clock
 from nearkin.data.datasets import DATASETS
@@ -59,7 +65,26 @@ def bench(
     clock = Clock(budget)
     sheet = expand(load_suite(suite), seeds=seeds, rows=rows, settings=settings)
     places = _places(sheet.suite, data)
-    runner = _Runner(Path(out), places, queries, reporter or Reporter())
+    with _alone(Path(out)):
+        return _bench(sheet, _Runner(Path(out), places, queries, reporter or Reporter()), clock)
+
+
+@contextmanager
+def _alone(out: Path) -> Iterator[None]:
+    """One sitting at a time in a folder: two would make every run twice. The lock ends with the process, however."""
+    if fcntl is None:
+        yield
+        return
+    out.mkdir(parents=True, exist_ok=True)
+    with (out / ".lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise NearkinError(f"Another benchmark is at work in {out}: wait for it, or give another --out.") from None
+        yield
+
+
+def _bench(sheet: Sheet, runner: "_Runner", clock: Clock) -> Board:
     todo = runner.todo(sheet)
     failed: dict[str, str] = {}
     stopped = ""
@@ -81,7 +106,7 @@ def bench(
         stopped = f"the budget is spent; {len(todo) - number + 1} runs are left, the first of them begun"
     if failed and not any(cell.id in runner.results for cell in sheet.cells):
         raise NearkinError(f"No run of {sheet.suite.name} could be made. The first says: {next(iter(failed.values()))}")
-    without = tuple(name for name in sheet.suite.parts if name not in places)
+    without = tuple(name for name in sheet.suite.parts if name not in runner.places)
     return Board(sheet, runner.results, failed, without, stopped, runner.out)
 
 

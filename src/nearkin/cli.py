@@ -164,7 +164,7 @@ def bench(
     rows: Annotated[list[str] | None, typer.Option(help="Run and show only this row; repeatable.")] = None,
     budget: Annotated[str | None, typer.Option(help="Stop cleanly after this time, as 25m or 2h.")] = None,
     out: Annotated[Path, typer.Option(help="Folder of runs and results.jsonl.")] = Path("bench"),
-    show: Annotated[bool, typer.Option("--show", help="Only show what is finished; run nothing.")] = False,
+    show: Annotated[bool, typer.Option("--show", help="Run nothing; show, and write, what is finished.")] = False,
     form: Annotated[
         Literal["terminal", "markdown", "latex"], typer.Option("--format", help="Of the table.")
     ] = "terminal",
@@ -172,7 +172,10 @@ def bench(
         list[str] | None, typer.Option("--set", help="A setting for all rows, as backbone=lite0; repeatable.")
     ] = None,
 ) -> None:
-    """Run a suite: every row in one loop over several seeds, beside the paper's numbers. What is done is skipped."""
+    """Run a suite: every row in one loop over several seeds, beside the paper's numbers. What is done is skipped.
+
+    Table and figures are also written into the folder. The exit code is 1 where a run failed.
+    """
     from nearkin import bench as benchmark
     from nearkin.report.benchmarks import suite_tables
     from nearkin.report.figures import write_suite
@@ -202,6 +205,8 @@ def bench(
         print(markdown(tables) if form == "markdown" else latex(tables))
     if not rows and (written := write_suite(found, out)):  # some rows are not the suite's table
         reporter.note(f"Written: {', '.join(map(str, written))}")
+    if found.failed:
+        raise typer.Exit(1)
 
 
 @app.command()

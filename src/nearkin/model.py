@@ -32,7 +32,15 @@ def build_embedder(plan: Plan, space: str) -> Embedder:
     body = trunk(plan.backbone, weights=plan.weights, size=plan.size or None)
     if plan.drop_path:
         set_drop_path(body, plan.drop_path)
-    return Embedder(body, dim=plan.dim, pool=plan.pool, bias=plan.bias, layer_norm=plan.layer_norm, space=space)
+    return Embedder(
+        body,
+        dim=plan.dim,
+        pool=plan.pool,
+        bias=plan.bias,
+        layer_norm=plan.layer_norm,
+        space=space,
+        short_start=plan.short_start,
+    )
 
 
 def embedding_dim(plan: Plan) -> int:

@@ -41,6 +41,9 @@ class Plan:
     pool: str = setting("avg+max", "Pooling of the feature map: avg, max, avg+max (summed), gem.")
     bias: bool = setting(True, "A bias in the linear head.")
     layer_norm: bool = setting(False, "Layer norm before the linear head.")
+    short_start: bool = setting(
+        True, "Whether embeddings that keep their length (spaces euclidean and inner) begin short, or as all others do."
+    )
     drop_path: float = setting(0.0, "Stochastic depth: rate at which the last residual block is skipped (0: off).")
     space: str = setting(
         "",

@@ -18,6 +18,8 @@ from nearkin.errors import NearkinError
 from nearkin.runs import Json, read_tensors, whole_file, write_tensors
 
 LABELS = "labels"
+NEEDED = {"id", "seed", "scores"}
+"""What a line must hold to be a run."""
 
 
 class Merged(NamedTuple):
@@ -35,18 +37,29 @@ class Queries(NamedTuple):
 
 
 def read_results(path: str | Path) -> dict[str, Json]:
-    """The runs of a results file by id; of several lines for one run the last counts, and a line cut short does not."""
+    """The runs of a results file by id; of several lines for one run the last counts, and one that a kill cut short at
+    the end does not.
+    """
     file = Path(path)
     if not file.exists():
         return {}
     found: dict[str, Json] = {}
-    for number, line in enumerate(file.read_text(encoding="utf-8").split("\n")[:-1], start=1):
-        try:
-            record: Any = json.loads(line)
-            found[record["id"]] = record
-        except (json.JSONDecodeError, KeyError, TypeError):
-            raise NearkinError(f"Line {number} of {file} is no run: remove the line, or restore the file.") from None
+    *lines, rest = file.read_bytes().split(b"\n")
+    for number, line in enumerate([*lines, rest] if _record(rest) else lines, start=1):
+        record = _record(line)
+        if record is None:
+            raise NearkinError(f"Line {number} of {file} is no run: remove the line, or restore the file.")
+        found[record["id"]] = record
     return found
+
+
+def _record(line: bytes) -> Json | None:
+    """A run, or None where a line is none."""
+    try:
+        record: Any = json.loads(line)
+        return record if record.keys() >= NEEDED and isinstance(record["scores"], dict) else None
+    except (ValueError, AttributeError):  # ValueError: neither JSON nor UTF-8
+        return None
 
 
 def append_result(path: Path, record: Json) -> None:
@@ -55,7 +68,11 @@ def append_result(path: Path, record: Json) -> None:
     with path.open("ab+") as file:
         file.seek(0)
         content = file.read()
-        file.truncate(content.rfind(b"\n") + 1)
+        rest = content[content.rfind(b"\n") + 1 :]
+        if _record(rest):
+            file.write(b"\n")
+        else:
+            file.truncate(len(content) - len(rest))
         file.write(json.dumps(record, ensure_ascii=False).encode() + b"\n")
         file.flush()
         os.fsync(file.fileno())
@@ -84,10 +101,9 @@ def _differences(mine: Json, other: Json, path: Path) -> list[str]:
     if not apart:
         return []
     metric = min(apart)
-    return [
-        f"{mine['method']} on {mine['data']} with seed {mine['seed']}: {metric} {mine['scores'][metric]:.2f} "
-        f"({mine['hardware']}) is kept and {other['scores'][metric]:.2f} ({other['hardware']}) of {path} is not."
-    ]
+    one, two = (f"{run['scores'][metric]:.2f} ({run.get('hardware')})" for run in (mine, other))
+    what = f"{mine.get('method')} on {mine.get('data')} with seed {mine['seed']}"
+    return [f"{what}: {metric} {one} is kept and {two} of {path} is not."]
 
 
 def _copy_queries(source: Path, target: Path) -> None:

@@ -18,6 +18,7 @@ from nearkin.losses import LOSSES
 from nearkin.method import method
 from nearkin.plan import make_plan
 from nearkin.runs import Json
+from nearkin.similarity import keeps_length
 from nearkin.spec import Call, nearest, parse
 from nearkin.strategies import STRATEGIES
 from nearkin.suites import Part, Row, Suite
@@ -122,6 +123,7 @@ def describe(settings: Mapping[str, Any], *, data: str) -> Json:
         "images_per_class": built.images_per_class if plan.images_per_class < 0 else plan.images_per_class,
         "head_lr": plan.head_lr or plan.lr,
         "own_seeds": plan.own_seeds and bool(plan.folds),
+        "short_start": plan.short_start and keeps_length(built.space),
         "precision": settings.get("precision", "auto"),
     }
     return {name: _plain(value) for name, value in resolved.items() if name not in NEUTRAL}

@@ -155,6 +155,7 @@ def test_marks_are_backed_by_a_corrected_test(table):
     corrected = max(p[name] * (4 - place) for place, name in enumerate(order[: order.index("Better_1") + 1]))
     assert corrected == 2 * p["Better_1"]
     assert rows["Better_1"][column].startswith(f"+0.90 (p {corrected:.3f}, d ")
+    assert rows["Better_1"]["95 %"] == "+0.36 to +1.44"
     assert rows["Worse"][column].startswith("−6.00 (p < 0.001")
     assert rows["One seed"][column] == rows["PA"][column] == rows["Quoted"][column] == "–"
     assert any("paired t-test" in note and "Holm" in note and "d_z" in note for note in table.notes)

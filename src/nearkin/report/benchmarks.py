@@ -38,6 +38,13 @@ class Finished(NamedTuple):
         return {seed: run[self.which][metric] for seed, run in self.runs.items() if metric in run[self.which]}
 
 
+def below_start(own: Finished, metric: str) -> bool:
+    """Whether training left the mean of a row below that of the network as it began."""
+    runs = [run for run in own.runs.values() if metric in run["scores"] and metric in run["before"]]
+    gain: float = sum(run["scores"][metric] - run["before"][metric] for run in runs)
+    return gain < 0
+
+
 def suite_tables(board: Board) -> list[PrintedTable]:
     """One table a data set of the suite."""
     return [_table(board, part) for part in board.sheet.suite.parts.values()]
@@ -68,6 +75,7 @@ def _table(board: Board, part: Part) -> PrintedTable:
             if len(set(suite.baselines.values())) > 1:
                 columns.append(("baseline", lambda row: suite.baselines.get(row.name, "")))
             columns.append((f"{main} less {_baseline_words(suite)}", _difference_cell(tests[main], models)))
+            columns.append(("95 %", _interval_cell(tests[main], models)))
     cells = [[cell(row) for _, cell in columns] for row in rows]
     notes = _notes(board, part, {row.name: ours[row.name] for row in rows}, tests, models)
     return PrintedTable(f"{suite.title} ({part.name})", [name for name, _ in columns], cells, notes)
@@ -176,6 +184,16 @@ def _difference_cell(tests: Mapping[str, Comparison], models: Mapping[str, Compa
     return cell
 
 
+def _interval_cell(tests: Mapping[str, Comparison], models: Mapping[str, Comparison]) -> Callable[[Row], str]:
+    """Where that difference may lie, by the pair alone."""
+
+    def cell(row: Row) -> str:
+        found = [each[row.name] for each in (tests, models) if row.name in each and not math.isnan(each[row.name].p)]
+        return f"{found[0].low:+.2f} to {found[0].high:+.2f}".replace("-", "−") if found else NOTHING
+
+    return cell
+
+
 def _time_cell(ours: Mapping[str, Finished]) -> Callable[[Row], str]:
     """How long a run took: the median, since the first run of a sitting also compiles and reads the images."""
 
@@ -222,17 +240,19 @@ def _notes(
     if any(number.spread is not None for number in numbers):
         notes.append(f"± of the paper: {suite.spread}.")
     notes += _about_ours(runs, board.sheet.overrides)
-    others = sorted({run["settings"]["backbone"] for run in runs} - {suite.backbone})
-    if others and numbers:
+    theirs = {row.backbone for row in rows if row.methods and part.name in row.paper}
+    others = sorted({run["settings"]["backbone"] for run in runs} - theirs)
+    if others and theirs:
         notes.append(
-            f"Our network ({', '.join(others)}) is not the paper's ({suite.backbone}): compare rows with rows, "
-            "not our column with theirs."
+            f"Our network ({', '.join(others)}) is not the paper's ({', '.join(sorted(theirs))}): compare rows with "
+            "rows, not our column with theirs."
         )
     if any(not math.isnan(test.p) for each in tests.values() for test in each.values()):
         notes.append(
             f"↑ ↓: better or worse than {_baseline_words(suite)} by a paired t-test over shared seeds, with Holm's "
-            f"correction over the rows compared, p < {LEVEL}; what is not marked is not shown to differ. d: Cohen's "
-            f"d_z. {NOTHING}: fewer than two shared seeds, or nothing to tell apart."
+            f"correction over the rows compared, metric by metric, p < {LEVEL}; what is not marked is not shown to "
+            f"differ. p is so corrected, the 95 % interval that of the pair alone; d: Cohen's d_z, which few seeds "
+            f"make large. {NOTHING}: fewer than two shared seeds, or nothing to tell apart."
         )
     if models:
         notes.append(

@@ -72,7 +72,10 @@ def draw_ranking(found: Ranking, *, metric: str, title: str) -> Any:
         plot.grid(visible=False, axis="y")
         plot.set_xlabel(f"{metric}, percent")
         plot.set_title(title, fontsize=9, loc="left", wrap=True)
-        words = "A dot for each seed, a bar at their mean; ↑ ↓ as in the table."
+        words = (
+            "A dot for each seed, a bar at their mean; ◂: the mean lies further left. Lines: the suite's baseline, and "
+            "the network before training.\n↑ ↓: differs from the baseline by the test of the table."
+        )
         figure.supxlabel(words, fontsize=7, color=INK)
     return figure
 

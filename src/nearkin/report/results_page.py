@@ -12,22 +12,23 @@ from pathlib import Path
 from typing import NamedTuple
 
 from nearkin.bench import Board, needs_path
-from nearkin.report.benchmarks import CHOSEN, LEVEL, finished, suite_tables
-from nearkin.report.claims import CLAIMS, HOLDS, NOTHING_SEEN, OPPOSITE, UNTESTED, Outcome, check_claim, in_words
+from nearkin.report.benchmarks import CHOSEN, LEVEL, below_start, finished, suite_tables
+from nearkin.report.claims import CLAIMS, HOLDS, NOT_SHOWN, OPPOSITE, UNTESTED, Outcome, check_claim, in_words
 from nearkin.report.figures import write_figures
 from nearkin.report.formats import PrintedTable, markdown, p_words
+from nearkin.report.ranking import ranking
 from nearkin.report.tables import markdown_table
 from nearkin.results import read_results
 from nearkin.runs import Json, whole_file
 from nearkin.sheet import NEUTRAL, Sheet, expand
-from nearkin.suites import Suite, load_suite, suite_names
+from nearkin.suites import Part, Suite, load_suite, suite_names
 
 FIRST = "cub_lite0"
 """The suite that the page begins with: every method on photographs, in one setting."""
 
 INTRODUCTION = """# Results
 
-Written by `python -m nearkin.report.results_page` from the files in `benchmarks/results/`; nothing here is typed by
+Written by `python -m nearkin.report.results_page` from the files in `benchmarks/results/`; no score here is typed by
 hand. Scores are percent, means over seeds ± their standard error. Time is that of one run, the median over
 seeds, from its first image read to its last score (of its training alone where it was made in several sittings);
 images/s that of its training steps. How these tables are made, and why by these tests: [The benchmark](benchmark.md).
@@ -37,13 +38,15 @@ CLAIMED = f"""## Which of the papers' claims hold here
 
 The papers have other networks and often other settings; what is read here is our own numbers. Each claim is tested by
 the metric its paper makes it by, with a paired t-test over the seeds that both rows have, on rows that differ in
-nothing but the method; p is Holm's over the pairs of a claim. A claim holds here where p < {LEVEL} and the difference
-has its sign. “No difference seen” says no more than that: the interval tells what a difference could still be, and with
-three seeds it is wide.
+nothing but the method; p is Holm's over the pairs of a claim, the interval that of the pair alone. (In a suite's table
+p is Holm's over its rows: what is told apart here need not be there, nor the other way round.) A claim holds here where
+p < {LEVEL} and the difference has its sign. “Not shown” is no more than that: the interval tells what the difference
+may be, and with three seeds it is wide. More on each paper's method, and what else was measured:
+[VCPA](vcpa.md), [Proxy-ISA](proxy_isa.md), [CCP](ccp.md), [MPA](methods.md#mpa), [PROFS](profs.md).
 """
 
 
-COUNTED = {"yes": HOLDS, "not seen": NOTHING_SEEN, "opposite": OPPOSITE, "untested": UNTESTED}
+COUNTED = {"yes": HOLDS, "not shown": NOT_SHOWN, "opposite": OPPOSITE, "untested": UNTESTED}
 COUNTS = "\nThe last four columns count pairs of rows; a pair with one seed in common cannot be tested.\n"
 
 
@@ -109,13 +112,32 @@ def _section(found: Found, pictures: Path | None, link: str) -> str:
     lines = [f"## {suite.title}", "", f"`{_command(board.sheet, sorted(there))}`", ""]
     for part, table in zip(suite.parts, suite_tables(board), strict=True):
         if part in there:
-            lines.append(markdown([_only_measured(board, part, table)], level=3))
+            lines += [markdown([_only_measured(board, part, table)], level=3), *_reading(board, suite.parts[part])]
     if found.strangers:
         lines.append(f"- {found.strangers} runs in the files are no row of a suite any more and are not shown.\n")
     if pictures is not None:
         drawn = [picture.name for picture in write_figures(board, pictures) if picture.suffix == ".svg"]
         lines += [f"![{suite.title}]({link}{name})\n" for name in drawn]
     return "\n".join(lines)
+
+
+def _reading(board: Board, part: Part) -> list[str]:
+    """What a sorted table says, in a sentence or two."""
+    suite = board.sheet.suite
+    if suite.sort not in part.metrics:
+        return []
+    rows = ranking(board, part).rows
+    above, below = ([row.name for row in rows if row.mark.strip() == mark] for mark in "↑↓")
+    words = [
+        f"{'; '.join(names)} {'is' if len(names) == 1 else 'are'} {where}"
+        for names, where in ((above, "above"), (below, "below"))
+        if names
+    ] or ["no row is shown to differ from"]
+    harmed = [row.name for row in rows if below_start(finished(board, suite.rows[row.name], part), suite.sort)]
+    sentences = [f"In words: by {suite.sort} {' and '.join(words)} {suite.baseline}; nothing more is shown."]
+    if harmed:
+        sentences.append(f"Training left below the network as it began: {'; '.join(harmed)}.")
+    return [" ".join(sentences) + "\n"]
 
 
 def _command(sheet: Sheet, data: Sequence[str]) -> str:
@@ -166,7 +188,8 @@ def _sentence(tested: Outcome) -> str:
         why = "one seed in common" if test.n < 2 else "all seeds differ alike"
         return f"{where}; cannot be tested, {why}."
     bounds = f"95 % {_signed(test.low)} to {_signed(test.high)}, p {p_words(test.p)}, {test.n} seeds"
-    return f"{where} ({bounds}): {tested.verdict}."
+    harmed = f" Training left {' and '.join(tested.harmed)} below the untrained network." if tested.harmed else ""
+    return f"{where} ({bounds}): {tested.verdict}.{harmed}"
 
 
 def _signed(value: float) -> str:

@@ -260,6 +260,8 @@ def _check_points(suite: Suite, where: str) -> None:
 def _part(name: str, table: Any, where: str) -> Part:
     where = f"{where}, data.{name}"
     _check(table, _PART, where, needed=("metrics",))
+    if not table["metrics"]:
+        raise NearkinError(f'In {where} metrics is empty: name what is shown, as in ["R@1", "MAP@R"].')
     for metric in table["metrics"]:
         _metric(metric, where)
     return Part(name, table.get("read", name), tuple(table["metrics"]), _settings(table, where))
