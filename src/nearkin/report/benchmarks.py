@@ -258,7 +258,7 @@ def _notes(
         notes.append(
             f"Models: one seed in common with {_baseline_words(suite)}, so the two models are compared by a paired "
             "bootstrap over the test classes, with Holm's correction. It speaks about these models, not about the "
-            "methods, and marks nothing."
+            "methods, and marks nothing. Queries were embedded once more for it: the last digits may differ."
         )
     unmeasured = [base for base in dict.fromkeys(suite.baselines.values()) if base in ours and not ours[base].runs]
     if runs and unmeasured:
