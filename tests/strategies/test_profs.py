@@ -478,7 +478,7 @@ ROWS = STUDY.rows
 
 def test_the_study_chooses_nothing_on_test_and_compiles_one_network():
     assert STUDY.settings["select"] == "validation"
-    assert {key for row in ROWS.values() for key in row.settings} <= {"images_per_class", "space"}
+    assert {key for row in ROWS.values() for key in row.settings} <= {"images_per_class", "space", "short_start"}
 
 
 @pytest.mark.parametrize("name", ROWS)
