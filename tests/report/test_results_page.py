@@ -304,6 +304,11 @@ def test_a_section_a_suite_with_another_backbone_read_off_the_runs(tmp_path):
     assert rows(section(text, "MPA, Table 7"))["K = 4"]["R@1 ours"] == "62.25 ± 0.25"
 
 
+def test_a_papers_number_of_another_network_is_warned_about_where_the_suite_has_ours(tmp_path):
+    fill(tmp_path, "proxy_isa_lite0", dict.fromkeys(load_suite("proxy_isa_lite0").rows, ANCHOR))
+    assert "Our network (lite0) is not the paper's (bn_inception)" in results_page(tmp_path)
+
+
 def test_files_made_differently_are_tables_of_their_own(tmp_path):
     for backbone in ("lite0", "lite1"):
         values = {"K = 1": (60.0,), "K = 4": (61.0,)}
