@@ -20,6 +20,7 @@ Departures
     (`profs`, proxies) it is the paper's form.
     Models are measured and searched by the cosine: by inner products the longest vectors would be near to all.
     Larger classes: every positive has its own term (the paper has one).
+    In training embeddings begin short (`short_start`): from long ones the loss silences a pretrained network.
 
 Relations
     PROFS with M = 1 step a projection; `supcon` has the other positives in the denominator too, and a temperature.
