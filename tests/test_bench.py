@@ -552,7 +552,7 @@ def test_two_sittings_in_one_folder_are_refused(tmp_path):
     (tmp_path / "out").mkdir()
     with (tmp_path / "out" / ".lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        with pytest.raises(NearkinError, match="Another benchmark is at work in"):
+        with pytest.raises(NearkinError, match="Another process is writing to"):
             bench(written(tmp_path), out=tmp_path / "out", rows=["PA"], seeds=1)
     assert bench(written(tmp_path), out=tmp_path / "out", rows=["PA"], seeds=1).results
 

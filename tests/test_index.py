@@ -17,7 +17,7 @@ from nearkin.errors import NearkinError
 from nearkin.index import Hit, Index, create_index, open_index
 from nearkin.index import exact as exact_search
 from nearkin.index.base import points
-from nearkin.index.files import writing
+from nearkin.runs import writing
 from nearkin.search import model_of
 from nearkin.similarity import SPACES
 

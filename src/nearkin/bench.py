@@ -5,18 +5,12 @@ The order is all rows with the first seed, then all with the second: a stop leav
 
 import gc
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-
-try:
-    import fcntl
-except ImportError:  # not on Windows
-    fcntl = None  # type: ignore[assignment]
 
 from nearkin.budget import Clock
 from nearkin.data.datasets import DATASETS
@@ -26,7 +20,7 @@ from nearkin.evaluate import DEFAULT_METRICS
 from nearkin.measure import measure_run, query_values
 from nearkin.report.progress import Reporter
 from nearkin.results import Queries, append_result, query_file, read_results, write_queries
-from nearkin.runs import Json, RunFolder, provenance, read_json, write_json
+from nearkin.runs import Json, RunFolder, provenance, read_json, write_json, writing
 from nearkin.sheet import Cell, Sheet, expand
 from nearkin.spec import nearest, parse
 from nearkin.suites import Part, Suite, load_suite
@@ -65,23 +59,9 @@ def bench(
     clock = Clock(budget)
     sheet = expand(load_suite(suite), seeds=seeds, rows=rows, settings=settings)
     places = _places(sheet.suite, data)
-    with _alone(Path(out)):
+    Path(out).mkdir(parents=True, exist_ok=True)
+    with writing(Path(out)):  # two at once would make every run twice
         return _bench(sheet, _Runner(Path(out), places, queries, reporter or Reporter()), clock)
-
-
-@contextmanager
-def _alone(out: Path) -> Iterator[None]:
-    """One sitting at a time in a folder: two would make every run twice. The lock ends with the process, however."""
-    if fcntl is None:
-        yield
-        return
-    out.mkdir(parents=True, exist_ok=True)
-    with (out / ".lock").open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise NearkinError(f"Another benchmark is at work in {out}: wait for it, or give another --out.") from None
-        yield
 
 
 def _bench(sheet: Sheet, runner: "_Runner", clock: Clock) -> Board:

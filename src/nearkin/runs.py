@@ -32,7 +32,13 @@ from torch import Tensor
 
 from nearkin.errors import NearkinError
 
+try:
+    import fcntl
+except ImportError:  # not a Unix: nothing keeps two writers apart there
+    fcntl = None  # type: ignore[assignment]
+
 Json = dict[str, Any]
+LOCK = ".lock"
 
 
 @contextmanager
@@ -47,6 +53,18 @@ def whole_file(path: Path) -> Iterator[Path]:
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def writing(folder: Path) -> Iterator[None]:
+    """Be the one process that writes; another one at the same time is a sentence."""
+    with (folder / LOCK).open("w") as file:
+        if fcntl is not None:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise NearkinError(f"Another process is writing to {folder}: wait until it is done.") from None
+        yield
 
 
 def write_json(path: Path, content: Json) -> None:

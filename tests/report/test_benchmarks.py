@@ -182,6 +182,7 @@ def test_one_seed_in_common_compares_the_models_over_classes(tmp_path):
     for row, test, p in zip(("Same", "Worse"), tests, holm([t.p for t in tests]), strict=True):
         expected = f"{test.difference:+.2f} (models: p {p_words(p)})".replace("-", "−")
         assert rows_of(table)[row]["MAP@R less PA"] == expected
+        assert rows_of(table)[row]["95 %"] == f"{test.low:+.2f} to {test.high:+.2f}".replace("-", "−")
     assert p_words(tests[1].p) == "< 0.001"
     assert not any(re.search("[↑↓]", cell) for row in table.cells for cell in row)
     assert any("speaks about these models, not about the methods" in note for note in table.notes)

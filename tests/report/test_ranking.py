@@ -1,8 +1,11 @@
 """The chart of a sorted suite: what is in it, in which order, and where it begins."""
 
+import re
+
 import pytest
 
 from nearkin.bench import Board
+from nearkin.report.benchmarks import suite_tables
 from nearkin.report.figures import write_figures
 from nearkin.report.ranking import Ranked, Ranking, draw_ranking, ranking
 from nearkin.sheet import expand
@@ -11,10 +14,22 @@ from nearkin.suites import load_suite
 SCORES = {"proxy_anchor": (23.0, 23.4, 23.2), "arcface": (25.0, 25.4, 25.3), "lifted": (5.0, 4.0), "margin": (20.0,)}
 
 
-def board(scores, suite="cub_lite0", before=15.0):
+def board(scores, suite="cub_lite0", before=(15.0, 15.0, 15.0)):
     sheet = expand(load_suite(suite), seeds=3)
     results = {
-        cell.id: {"seed": cell.seed, "scores": {"MAP@R": own[cell.seed]}, "before": {"MAP@R": before}}
+        cell.id: {
+            "id": cell.id,
+            "seed": cell.seed,
+            "scores": {"MAP@R": own[cell.seed]},
+            "before": {"MAP@R": before[cell.seed]},
+            "select": "last",
+            "seconds": 1.0,
+            "commit": "0123",
+            "hardware": "One GPU",
+            "precision": "bf16",
+            "versions": {"torch": "2.11"},
+            "settings": cell.description,
+        }
         for cell in sheet.cells
         for own in [scores.get(cell.row, ())]
         if cell.seed < len(own)
@@ -37,9 +52,13 @@ def test_rows_rank_by_their_mean_beside_the_baseline_and_the_untrained_network()
 
 
 def test_marks_are_those_of_the_table():
-    measured = board(SCORES)
-    marks = {row.name: row.mark for row in ranking(measured, measured.sheet.suite.parts["cub"]).rows}
-    assert marks == {"arcface": " ↑", "proxy_anchor": "", "margin": "", "lifted": " ↓"}
+    measured = board(SCORES | {"lifted": (5.0, 3.5)}, before=(15.0, 22.0, 18.0))
+    (table,) = suite_tables(measured)
+    column = table.header.index("MAP@R")
+    shown = {row[0]: re.sub("[^↑↓]", "", row[column]) for row in table.cells}
+    marks = {row.name: row.mark.strip() for row in ranking(measured, measured.sheet.suite.parts["cub"]).rows}
+    assert marks == {name: shown[name] for name in marks}
+    assert marks == {"arcface": "↑", "proxy_anchor": "", "margin": "", "lifted": ""}  # by two rows alone lifted had one
 
 
 def test_without_a_baseline_there_is_no_line():

@@ -17,10 +17,10 @@ from nearkin.index.files import (
     write_manifest,
     write_removed,
     write_segment,
-    writing,
 )
 from nearkin.index.graph import LEAST, Graph, make_graph, read_graph, write_graph
 from nearkin.index.rows import Rows
+from nearkin.runs import writing
 
 MERGE = 2  # a segment takes in its elder neighbour unless that is this many times its size
 GARBAGE = 0.25  # part of removed rows beyond which everything is written anew without them

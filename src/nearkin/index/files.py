@@ -12,8 +12,6 @@ writer. One process writes at a time.
 import json
 import os
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,11 +23,6 @@ from nearkin.index.base import Batch, Item, Meta, NoIndex
 from nearkin.index.exact import Ints
 from nearkin.index.rows import Rows, no_rows
 from nearkin.runs import read_json, read_tensors, write_json, write_tensors
-
-try:
-    import fcntl
-except ImportError:  # not a Unix: nothing keeps two writers apart there
-    fcntl = None  # type: ignore[assignment]
 
 FORMAT = 1
 OURS = re.compile(r"(items|removed)-\d+\.safetensors|graph-\d+\.faiss|\.(items|removed|graph|index)[-.].*")
@@ -148,21 +141,6 @@ def clean(folder: Path, manifest: Manifest) -> None:
     for path in folder.iterdir():
         if OURS.fullmatch(path.name) and path.name not in manifest.files:
             path.unlink(missing_ok=True)
-
-
-LOCK = ".lock"
-
-
-@contextmanager
-def writing(folder: Path) -> Iterator[None]:
-    """Be the one process that writes; another one at the same time is a sentence."""
-    with (folder / LOCK).open("w") as file:
-        if fcntl is not None:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise NearkinError(f"Another process is writing to {folder}: wait until it is done.") from None
-        yield
 
 
 def sync(folder: Path) -> None:

@@ -198,6 +198,8 @@ def _time_cell(ours: Mapping[str, Finished]) -> Callable[[Row], str]:
     """How long a run took: the median, since the first run of a sitting also compiles and reads the images."""
 
     def cell(row: Row) -> str:
+        if row.scores == "before":  # the time of the training that follows
+            return ""
         times = [run.get("wall") or run["seconds"] for run in ours[row.name].runs.values()]
         return duration(statistics.median(times)) if times else ""
 
@@ -214,6 +216,8 @@ def _steps_cell(ours: Mapping[str, Finished]) -> Callable[[Row], str]:
 
 def _speed_cell(ours: Mapping[str, Finished]) -> Callable[[Row], str]:
     def cell(row: Row) -> str:
+        if row.scores == "before":
+            return ""
         speeds = [run["images_per_second"] for run in ours[row.name].runs.values() if run.get("images_per_second")]
         return f"{sum(speeds) / len(speeds):,.0f}" if speeds else ""
 

@@ -39,7 +39,7 @@ CLAIMS = (
     Claim("VCPA", "vcpa", "proxy_anchor", "R@1", "VCPA is above Proxy-Anchor in small batches", "vcpa_fig4"),
     Claim("Proxy-ISA", "proxy_isa", "proxy_anchor", "R@1", "Proxy-ISA is above Proxy-Anchor"),
     Claim("CCP", "ccp", "", "MAP@R", "alternating sub-problems are above the pair loss they use"),
-    Claim("CCP", "ccp", "", "MAP@R 512-d", "so are the models of four folds, side by side"),
+    Claim("CCP", "ccp", "", "MAP@R 512-d", "so they are with the models of four folds side by side"),
     Claim("CCP", "ccp", "proxy", "MAP@R", "alternating sub-problems are above a single one", around=True),
     Claim("CCP", "ccp", "xbm", "MAP@R", "alternating sub-problems are above a memory", around=True),
     Claim("MPA", "mpa", "soft_triple", "R@1", "MPA is above SoftTriple"),

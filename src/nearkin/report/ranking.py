@@ -34,11 +34,10 @@ def ranking(board: Board, part: Part) -> Ranking:
     """The rows of a suite that were trained and measured, by the metric that sorts it."""
     suite = board.sheet.suite
     metric = suite.sort
-    trained = [row for row in suite.rows.values() if row.scores == "after"]
-    ours = {row.name: finished(board, row, part) for row in trained}
+    ours = {row.name: finished(board, row, part) for row in suite.rows.values()}
     tests = row_tests(suite, ours, metric)
-    found = {name: list(own.values(metric).values()) for name, own in ours.items() if own.values(metric)}
-    rows = [Ranked(name, scores, mark(tests.get(name))) for name, scores in found.items()]
+    trained = {name: own for name, own in ours.items() if own.which == "scores" and own.values(metric)}
+    rows = [Ranked(name, list(own.values(metric).values()), mark(tests.get(name))) for name, own in trained.items()]
     rows.sort(key=lambda row: -row.mean)
     base = next((row.mean for row in rows if row.name == suite.baseline), None)
     before = [run["before"][metric] for run in ours[suite.baseline].runs.values()] if base is not None else []

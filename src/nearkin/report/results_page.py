@@ -124,7 +124,7 @@ def _section(found: Found, pictures: Path | None, link: str) -> str:
 def _reading(board: Board, part: Part) -> list[str]:
     """What a sorted table says, in a sentence or two."""
     suite = board.sheet.suite
-    if suite.sort not in part.metrics:
+    if suite.sort not in part.metrics or not suite.baseline:
         return []
     rows = ranking(board, part).rows
     above, below = ([row.name for row in rows if row.mark.strip() == mark] for mark in "↑↓")
