@@ -252,7 +252,8 @@ def make_pool(text: str) -> Pool:
 
 SHORT = 4.0
 """Length of an embedding at the start, in typical (root mean square) features, where vectors keep their length. With 1
-`lifted` learns slowly; with 11 `n_pair` silences a pretrained network."""
+`lifted` learns slowly; with 11 `n_pair` silences a pretrained network. Seen with pooling `avg+max`: features of `avg` are
+smaller, and there `lifted` learned more from the usual start."""
 
 
 class Head(nn.Module):
