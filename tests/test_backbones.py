@@ -548,20 +548,6 @@ def test_the_head_begins_as_proxy_anchors() -> None:
     assert Embedder(trunk("conv4"), dim=4, bias=False).head.linear.bias is None
 
 
-@pytest.mark.parametrize("space", ["euclidean", "inner"])
-@pytest.mark.parametrize("dim", [16, 512])
-def test_embeddings_that_keep_their_length_begin_four_times_as_long_as_a_feature_is_large(space: str, dim: int) -> None:
-    torch.manual_seed(0)
-    embedder = Embedder(trunk("conv4"), dim=dim, space=space).eval()
-    x = noise(64, 1, 32, 32)
-    with torch.no_grad():
-        typical = embedder.features(x).square().mean(1).sqrt()
-        lengths = embedder(x).norm(dim=1)
-    assert lengths.mean().item() == pytest.approx(4 * typical.mean().item(), rel=0.25)
-    long = Embedder(trunk("conv4"), dim=dim, space=space, short_start=False)
-    assert long.head.linear.weight.std().item() == pytest.approx((2 / dim) ** 0.5, rel=0.1)
-
-
 def test_parameters_are_the_trunks_and_the_heads() -> None:
     embedder = Embedder(trunk("conv4"), dim=8, pool="gem(learn=True)")
     parts = [*embedder.trunk.parameters(), *embedder.head.parameters()]

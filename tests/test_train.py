@@ -1,5 +1,6 @@
 """The loop end to end on a handful of glyphs: scores, selection, resume after a kill, sentences for what goes wrong."""
 
+import copy
 import io
 import json
 import os
@@ -15,6 +16,7 @@ from made import make_images
 from rich.console import Console
 
 import nearkin as nk
+from nearkin.model import SHORT
 from nearkin.report.progress import Reporter
 from nearkin.runs import RunFolder, read_json, read_tensors
 
@@ -89,6 +91,41 @@ def test_what_is_trained_by_inner_products_is_measured_by_the_cosine(tmp_path, m
     torch.testing.assert_close(x.norm(dim=1), torch.ones(len(x)))  # and now everything is
     measured = read_json(run.result)["scores"]["MAP@R"]
     assert measured == pytest.approx(nk.evaluate(x, test.labels)["MAP@R"], abs=1e-3)
+
+
+def seen_at_the_start(monkeypatch: pytest.MonkeyPatch, **settings: object) -> tuple[dict[str, torch.Tensor], float]:
+    """The network as its method is bound to it, and how long the embeddings of the first step are."""
+    own, bound, lengths = type(nk.method(str(settings["method"]), classes=2, dim=2)), {}, []
+    with monkeypatch.context() as patch:
+        patch.setattr(own, "bind", lambda _, model: bound.update(copy.deepcopy(model.state_dict())))
+        patch.setattr(own, "after_step", lambda _, step: lengths.append(step.x.detach().norm(dim=1).mean().item()))
+        nk.train(**{**TINY, "epochs": 1, "augment": "none", **settings})
+    return bound, lengths[0]
+
+
+@pytest.mark.parametrize("method", ["lifted", "n_pair"])
+@pytest.mark.parametrize("pool", ["avg", "avg+max"])
+def test_embeddings_that_keep_their_length_begin_short_however_they_are_pooled(tmp_path, monkeypatch, method, pool):
+    bound, length = seen_at_the_start(monkeypatch, method=method, pool=pool, out=tmp_path / "short")
+    assert length == pytest.approx(SHORT, rel=0.1)
+    means = [t for name, t in bound.items() if name.endswith("running_mean")]
+    assert means
+    assert not any(t.any() for t in means)  # the look that measured the length has left no trace
+    as_it_comes, length = seen_at_the_start(
+        monkeypatch, method=method, pool=pool, short_start=False, out=tmp_path / "long"
+    )
+    assert length != pytest.approx(SHORT, rel=0.3)
+    scale = bound["head.linear.weight"] / as_it_comes["head.linear.weight"]  # before the method made copies of it
+    torch.testing.assert_close(scale, scale.mean().expand_as(scale))
+    assert scale.mean().item() != pytest.approx(1, rel=0.3)
+
+
+def test_embeddings_on_the_sphere_begin_as_the_head_comes(tmp_path, monkeypatch):
+    bound = [
+        seen_at_the_start(monkeypatch, method="contrastive", short_start=short, out=tmp_path / str(short))[0]
+        for short in (True, False)
+    ]
+    assert all(torch.equal(bound[0][name], bound[1][name]) for name in bound[0])
 
 
 def interrupted_at(number: int, monkeypatch: pytest.MonkeyPatch, **settings: object) -> RunFolder:

@@ -14,7 +14,7 @@ from nearkin.efficientnet_lite import packaged_weights, timm_names
 from nearkin.errors import NearkinError
 from nearkin.folding import fold_batch_norms
 from nearkin.inception import BNInception, GoogLeNet, flat_batch_norms
-from nearkin.similarity import at_least_float32, check_space, keeps_length, project
+from nearkin.similarity import at_least_float32, check_space, project
 from nearkin.spec import check_options, look_up, parse
 from nearkin.timm_models import blank_pass, build_timm, timm_config, timm_layout
 from nearkin.weights import load_weights, one_line, read_weights
@@ -250,21 +250,13 @@ def make_pool(text: str) -> Pool:
     return entry(**check_options(call, entry))
 
 
-SHORT = 4.0
-"""Length of an embedding at the start, in typical (root mean square) features, where vectors keep their length. With 1
-`lifted` learns slowly; with 11 `n_pair` silences a pretrained network. Seen with pooling `avg+max`: features of `avg` are
-smaller, and there `lifted` learned more from the usual start."""
-
-
 class Head(nn.Module):
     """Feature map [B, W, h, w] → pooled [B, W] → layer norm, where asked → linear, unless dim is 0 → [B, dim or W].
 
-    The linear map begins as in Proxy-Anchor's code, or `short`, where vectors keep their length: from the usual start a
-    pretrained network's inner products are in the thousands, a loss shrinks them fastest by silencing features, and the
-    network is dead within an epoch.
+    The linear map begins as in Proxy-Anchor's code.
     """
 
-    def __init__(self, width: int, dim: int, *, pool: Pool, bias: bool, layer_norm: bool, short: bool) -> None:
+    def __init__(self, width: int, dim: int, *, pool: Pool, bias: bool, layer_norm: bool) -> None:
         super().__init__()
         self.pool = pool
         self.norm = (
@@ -272,10 +264,7 @@ class Head(nn.Module):
         )  # the linear map has the affine part
         self.linear = nn.Linear(width, dim, bias=bias) if dim else None
         if self.linear is not None:
-            if short:
-                nn.init.normal_(self.linear.weight, std=SHORT * (width * dim) ** -0.5)
-            else:
-                nn.init.kaiming_normal_(self.linear.weight, mode="fan_out")
+            nn.init.kaiming_normal_(self.linear.weight, mode="fan_out")
             if bias:
                 nn.init.zeros_(self.linear.bias)
 
@@ -302,7 +291,6 @@ class Embedder(nn.Module):
         bias: bool = True,
         layer_norm: bool = False,
         space: str = "cosine",
-        short_start: bool = True,
     ) -> None:
         super().__init__()
         if dim < 0:
@@ -311,8 +299,7 @@ class Embedder(nn.Module):
         self.dim, self.space = dim or trunk.width, check_space(space)
         self.trunk = trunk
         pooling = average if trunk.pooled else pooling
-        short = short_start and keeps_length(self.space)
-        self.head = Head(trunk.width, dim, pool=pooling, bias=bias, layer_norm=layer_norm, short=short)
+        self.head = Head(trunk.width, dim, pool=pooling, bias=bias, layer_norm=layer_norm)
 
     def features(self, x: Tensor) -> Tensor:
         """The trunk's own features [B, width], pooled, without the head: the baseline."""

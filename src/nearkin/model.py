@@ -1,5 +1,6 @@
 """A trained model as a thing to use: images in, embeddings out."""
 
+import copy
 import dataclasses
 import hashlib
 from collections.abc import Callable, Sequence
@@ -18,9 +19,9 @@ from nearkin.data.pixels import Pixels
 from nearkin.data.resident import Resident
 from nearkin.data.stream import Stream
 from nearkin.errors import NearkinError
-from nearkin.plan import Plan, make_plan, resolve_device
+from nearkin.plan import Plan, make_plan, resolve_device, set_training
 from nearkin.runs import Json, RunFolder, content_digest, read_json, read_tensors
-from nearkin.similarity import project
+from nearkin.similarity import keeps_length, project
 from nearkin.timm_models import set_drop_path
 
 Store = Resident | Stream
@@ -39,8 +40,27 @@ def build_embedder(plan: Plan, space: str) -> Embedder:
         bias=plan.bias,
         layer_norm=plan.layer_norm,
         space=space,
-        short_start=plan.short_start,
     )
+
+
+SHORT = 11.0
+"""Length of embeddings at the start, on average, where vectors keep their length."""
+
+
+@torch.no_grad()
+def begin_short(embedder: Embedder, look: Callable[[], Tensor], plan: Plan) -> None:
+    """Scale the head of a new network so that embeddings of the images that `look` gives are SHORT, in train mode.
+
+    As the head comes, those of a pretrained network may be over a hundred long and their inner products in the
+    thousands: a loss shrinks them fastest by silencing features, and the network is dead within an epoch. From a length
+    of 1 or 2 `lifted` learns little.
+    """
+    if not plan.short_start or not keeps_length(embedder.space) or embedder.head.linear is None:
+        return
+    twin = copy.deepcopy(embedder)  # batch norms that train would count these images
+    set_training(twin, twin.trunk, plan, warming_up=False)
+    if (length := float(twin(look()).norm(dim=1).mean())) > 0:
+        embedder.head.linear.weight *= SHORT / length
 
 
 def embedding_dim(plan: Plan) -> int:

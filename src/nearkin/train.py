@@ -25,7 +25,7 @@ from nearkin.errors import NearkinError
 from nearkin.evaluate import Scores, evaluate_under, protocol_of
 from nearkin.measure import open_images
 from nearkin.method import Step, method
-from nearkin.model import Model, Store, autocast, build_embedder, embed_store, embedding_dim
+from nearkin.model import Model, Store, autocast, begin_short, build_embedder, embed_store, embedding_dim
 from nearkin.plan import Plan, checks_without_progress, lr_factor, make_optimiser, make_plan, set_training
 from nearkin.report.progress import Reporter, Status
 from nearkin.report.tracking import Tracker
@@ -85,6 +85,7 @@ class Training:
         self.validation = None if validation is None else self._part(validation, "held-out")
         self.test = self._part(data.test, "test")
 
+        begin_short(embedder, self._look, plan)
         self.method.bind(embedder)
         self.method.to(self.device)
         self.method.compiled = plan.compile
@@ -113,6 +114,12 @@ class Training:
         store, images, bad = open_images(self.model, images, what, opener=self.opener, reporter=self.reporter)
         self.bad += [str(image) for image in bad]
         return Part(images, store)
+
+    def _look(self) -> Tensor:
+        """A batch of training images from all over, as at test time."""
+        rows = torch.linspace(0, len(self.train.images) - 1, min(self.plan.batch, len(self.train.images))).long()
+        (_, pixels), *_ = self.train.store.follow(iter([rows]), read_ahead=0)
+        return self.model.view(pixels)
 
     def _groups(self) -> list[dict[str, Any]]:
         embedder = self.model.embedder

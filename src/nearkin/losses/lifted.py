@@ -20,7 +20,8 @@ Departures
     None on a batch. On other relations the second sum runs down the column of reference j, over the samples, as on a
     batch it does: so it leaves out pairs of references, as PROFS asks (§5.3). A natural space of unnormalised
     vectors: give the run `space="cosine"` to compare on the unit sphere as later papers do. In training they begin
-    short (`short_start`): from long ones the loss may silence a pretrained network.
+    short (`short_start`): from long ones the loss may silence a pretrained network, and from very short ones it learns
+    little.
 
 Relations
     Eq. 3 is `triplet` with the hardest negative of either end of a pair, squared.
