@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import get_args
 
 import pytest
 import torch
@@ -19,6 +20,7 @@ import nearkin as nk
 from nearkin.model import SHORT
 from nearkin.report.progress import Reporter
 from nearkin.runs import RunFolder, read_json, read_tensors
+from nearkin.similarity import Space, keeps_length
 
 TINY = {"data": "glyphs(classes=48, samples=6)", "epochs": 3, "batch": 24, "dim": 16, "device": "cpu"}
 
@@ -103,18 +105,24 @@ def seen_at_the_start(monkeypatch: pytest.MonkeyPatch, **settings: object) -> tu
     return bound, lengths[0]
 
 
-@pytest.mark.parametrize("method", ["lifted", "n_pair"])
-@pytest.mark.parametrize("pool", ["avg", "avg+max"])
-def test_embeddings_that_keep_their_length_begin_short_however_they_are_pooled(tmp_path, monkeypatch, method, pool):
+def test_every_space_that_keeps_the_length_has_one_to_begin_with():
+    assert set(SHORT) == {space for space in get_args(Space) if keeps_length(space)}
+
+
+@pytest.mark.parametrize(("method", "short"), [("lifted", SHORT["euclidean"]), ("n_pair", SHORT["inner"])])
+@pytest.mark.parametrize("pool", ["max", "avg+max"])
+def test_embeddings_that_keep_their_length_begin_short_however_they_are_pooled(
+    tmp_path, monkeypatch, method, short, pool
+):
     bound, length = seen_at_the_start(monkeypatch, method=method, pool=pool, out=tmp_path / "short")
-    assert length == pytest.approx(SHORT, rel=0.1)
+    assert length == pytest.approx(short, rel=0.1)
     means = [t for name, t in bound.items() if name.endswith("running_mean")]
     assert means
     assert not any(t.any() for t in means)  # the look that measured the length has left no trace
     as_it_comes, length = seen_at_the_start(
         monkeypatch, method=method, pool=pool, short_start=False, out=tmp_path / "long"
     )
-    assert length != pytest.approx(SHORT, rel=0.3)
+    assert length != pytest.approx(short, rel=0.3)
     scale = bound["head.linear.weight"] / as_it_comes["head.linear.weight"]  # before the method made copies of it
     torch.testing.assert_close(scale, scale.mean().expand_as(scale))
     assert scale.mean().item() != pytest.approx(1, rel=0.3)

@@ -21,7 +21,7 @@ from nearkin.data.stream import Stream
 from nearkin.errors import NearkinError
 from nearkin.plan import Plan, make_plan, resolve_device, set_training
 from nearkin.runs import Json, RunFolder, content_digest, read_json, read_tensors
-from nearkin.similarity import keeps_length, project
+from nearkin.similarity import project
 from nearkin.timm_models import set_drop_path
 
 Store = Resident | Stream
@@ -43,8 +43,8 @@ def build_embedder(plan: Plan, space: str) -> Embedder:
     )
 
 
-SHORT = 11.0
-"""Length of embeddings at the start, on average, where vectors keep their length."""
+SHORT = {"euclidean": 11.0, "inner": 4.0}
+"""Length of embeddings at the start, on average, in the spaces that keep it; inner products go with its square."""
 
 
 @torch.no_grad()
@@ -53,14 +53,15 @@ def begin_short(embedder: Embedder, look: Callable[[], Tensor], plan: Plan) -> N
 
     As the head comes, those of a pretrained network may be over a hundred long and their inner products in the
     thousands: a loss shrinks them fastest by silencing features, and the network is dead within an epoch. From a length
-    of 1 or 2 `lifted` learns little.
+    of 1 or 2 `lifted` learns little, from 11 `n_pair` does where a network learns from nothing.
     """
-    if not plan.short_start or not keeps_length(embedder.space) or embedder.head.linear is None:
+    wanted = SHORT.get(embedder.space)
+    if wanted is None or not plan.short_start or embedder.head.linear is None:
         return
     twin = copy.deepcopy(embedder)  # batch norms that train would count these images
     set_training(twin, twin.trunk, plan, warming_up=False)
     if (length := float(twin(look()).norm(dim=1).mean())) > 0:
-        embedder.head.linear.weight *= SHORT / length
+        embedder.head.linear.weight *= wanted / length
 
 
 def embedding_dim(plan: Plan) -> int:

@@ -42,7 +42,7 @@ class Plan:
     bias: bool = setting(True, "A bias in the linear head.")
     layer_norm: bool = setting(False, "Layer norm before the linear head.")
     short_start: bool = setting(
-        True, "Embeddings that keep their length (spaces euclidean, inner) begin 11 long, not as the head comes."
+        True, "Embeddings that keep their length begin 11 long (space euclidean) or 4 (inner), not as the head comes."
     )
     drop_path: float = setting(0.0, "Stochastic depth: rate at which the last residual block is skipped (0: off).")
     space: str = setting(
