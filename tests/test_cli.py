@@ -7,8 +7,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from made import make_images
 from PIL import Image
 
+from nearkin.cli import main
 from nearkin.plan import Plan
 
 TINY = ["--data", "glyphs(classes=48, samples=6)", "--epochs", "1", "--batch", "24", "--dim", "16", "--device", "cpu"]
@@ -50,6 +52,34 @@ def test_eval_measures_what_train_measured(run):
     assert scores == {name: known[name] for name in ("R@1", "MAP@R")}
 
 
+def test_eval_says_what_chose_the_epoch(run, tmp_path):
+    folder, _ = run
+    assert "kept: the last epoch" in nearkin("eval", str(folder), "--device", "cpu").stdout
+    chosen = tmp_path / "chosen"
+    assert nearkin("train", *TINY, "--select", "test", "--out", str(chosen)).returncode == 0
+    assert "ON THE TEST SET" in nearkin("eval", str(chosen), "--device", "cpu").stdout
+    assert json.loads(nearkin("eval", str(chosen), "--json", "--device", "cpu").stdout)["select"] == "test"
+
+
+def test_without_a_word_there_is_help():
+    done = nearkin()
+    assert done.returncode == 0
+    assert "Usage:" in done.stdout
+    assert "  train " in done.stdout
+
+
+def test_ctrl_c_says_how_to_go_on(monkeypatch, capsys):
+    def interrupted(**_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sys.modules["nearkin.train"], "train", interrupted)
+    monkeypatch.setattr(sys, "argv", ["nearkin", "train"])
+    with pytest.raises(SystemExit) as stopped:
+        main()
+    assert stopped.value.code == 130
+    assert "--resume --out" in capsys.readouterr().err
+
+
 def test_help_shows_every_setting_with_its_default():
     printed = nearkin("train", "--help").stdout
     for name in vars(Plan()):
@@ -74,6 +104,20 @@ def test_data_counts_and_draws(tmp_path):
     assert size_of(tmp_path / "sheet.png")[1] > 200
 
 
+def test_data_names_what_cannot_be_read_to_its_end(tmp_path):
+    paths = make_images(tmp_path / "photos", classes=4, each=2)
+    paths[0].write_bytes(paths[0].read_bytes()[:-40])
+    done = nearkin("data", f"folder:{tmp_path / 'photos'}", "--out", str(tmp_path / "sheet.png"))
+    assert done.returncode == 0, done.stderr
+    sentence = f"1 training image cannot be read, so left out: {paths[0]} (it is truncated). That leaves fewer than two"
+    assert f"{sentence} images of {paths[0].parent.name}." in done.stdout
+
+
+def test_data_refuses_a_sheet_it_cannot_write_before_it_reads(tmp_path):
+    done = nearkin("data", "glyphs(classes=48, samples=6)", "--out", str(tmp_path / "sheet.gif"))
+    assert (done.returncode, done.stdout) == (2, "")
+
+
 def test_suites_are_listed():
     assert "smoke" in nearkin("bench").stdout
 
@@ -83,6 +127,8 @@ def test_suites_are_listed():
     [
         (["train", "--method", "proxy_ancor"], "Did you mean 'proxy_anchor'?"),
         (["train", "--method", "proxy_anchor(alfa=3)"], "Did you mean 'alpha'?"),
+        (["train", "--method", "soft_triple(lambda=20)"], "has an option 'lambda'"),
+        (["train", "--size", "7"], "choose another --size"),
         (["train", "--data", "folder:nowhere"], "nowhere"),
         (["train", "--data", "glyps"], "glyphs"),
         (["train", "--epochs", "many"], "--epochs"),

@@ -32,6 +32,11 @@ def test_names_options_and_inner_specs():
     assert parse(text) == Call("xbm", (Call("contrastive", (), {"form": "c1"}),), {"size": 1024, "weight": 0.5})
 
 
+def test_an_option_that_python_has_as_a_word_of_its_own_is_named():
+    with pytest.raises(NearkinError, match="nothing here has an option 'lambda'"):
+        parse("soft_triple(per_class=3, lambda=20)")
+
+
 def test_values_are_literals_and_bare_words_are_strings():
     options = parse("f(a=word, b='two words', c=(0.08, 1), d=True, e=None, g=-3, h=[1, 2])").options
     assert options == {"a": "word", "b": "two words", "c": (0.08, 1), "d": True, "e": None, "g": -3, "h": [1, 2]}

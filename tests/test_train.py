@@ -4,6 +4,7 @@ import copy
 import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -18,9 +19,11 @@ from rich.console import Console
 
 import nearkin as nk
 from nearkin.model import SHORT
+from nearkin.plan import make_plan
 from nearkin.report.progress import Reporter
 from nearkin.runs import RunFolder, read_json, read_tensors
 from nearkin.similarity import Space, keeps_length
+from nearkin.train import Training
 
 TINY = {"data": "glyphs(classes=48, samples=6)", "epochs": 3, "batch": 24, "dim": 16, "device": "cpu"}
 
@@ -72,8 +75,9 @@ def test_damaged_images_are_named_left_out_and_counted(tmp_path):
     reporter = Reporter(Console(file=io.StringIO()))
     run = nk.train(**settings, out=tmp_path / "run", reporter=reporter)
     said = reporter.console.file.getvalue()
-    assert "1 training images cannot be read" in said
-    assert "1 test images cannot be read" in said
+    said = " ".join(said.split())
+    for path, what in zip(damaged, ("training", "test"), strict=True):
+        assert f"1 {what} image cannot be read, so left out: {path} (it is truncated)." in said
     result, config = read_json(run.result), read_json(run.config)
     assert [str(path) in sentence for path, sentence in zip(damaged, result["unreadable"], strict=True)] == [True, True]
     assert config["resolved"]["training_images"] == 4 * 4 - 1
@@ -125,7 +129,7 @@ def test_embeddings_that_keep_their_length_begin_short_however_they_are_pooled(
     assert length != pytest.approx(short, rel=0.3)
     scale = bound["head.linear.weight"] / as_it_comes["head.linear.weight"]  # before the method made copies of it
     torch.testing.assert_close(scale, scale.mean().expand_as(scale))
-    assert scale.mean().item() != pytest.approx(1, rel=0.3)
+    assert scale.mean().item() != pytest.approx(1, rel=0.2)
 
 
 def test_embeddings_on_the_sphere_begin_as_the_head_comes(tmp_path, monkeypatch):
@@ -178,7 +182,8 @@ def test_a_run_stopped_anywhere_goes_on_bit_for_bit(tmp_path, monkeypatch, setti
     assert without_times(whole) == without_times(resumed)
 
 
-def test_a_killed_process_leaves_a_run_that_goes_on_bit_for_bit(tmp_path):
+@pytest.mark.parametrize("delay", [0.0, 0.05, 0.15])
+def test_a_killed_process_leaves_a_run_that_goes_on_bit_for_bit(tmp_path, delay):
     settings = {**TINY, "epochs": 6, "select": "validation"}
     whole = nk.train(**settings, out=tmp_path / "whole")
     program = (
@@ -191,7 +196,7 @@ def test_a_killed_process_leaves_a_run_that_goes_on_bit_for_bit(tmp_path):
     deadline = time.monotonic() + 120
     while not cut.checkpoint.exists() and process.poll() is None and time.monotonic() < deadline:
         time.sleep(0.01)
-    time.sleep(0.15)
+    time.sleep(delay)
     process.kill()
     process.wait()
     assert not cut.result.exists(), "the process was too fast to be killed: give it more to do"
@@ -220,6 +225,21 @@ def test_test_chooses_only_where_asked_and_the_result_says_so(tmp_path):
 def test_a_loss_that_is_not_a_number_stops_with_its_step(tmp_path):
     with pytest.raises(nk.NearkinError, match=r"loss was (nan|inf) at step \d+.*nothing is saved yet"):
         nk.train(**{**TINY, "lr": 1e30, "clip_value": 0.0}, out=tmp_path / "run")
+
+
+def test_a_loss_that_is_not_a_number_names_the_last_good_checkpoint(tmp_path, monkeypatch):
+    module = sys.modules["nearkin.train"]
+    step = module.Training._one_step
+    monkeypatch.setattr(module, "SAVE_SECONDS", 0.0)
+    monkeypatch.setattr(
+        module.Training, "_one_step", lambda self, *batch: step(self, *batch) * (torch.nan if self.step == 8 else 1)
+    )
+    kept = RunFolder(tmp_path / "run").checkpoint
+    with pytest.raises(
+        nk.NearkinError, match=rf"loss was nan at step 9: .*the last good state is {re.escape(str(kept))}"
+    ):
+        nk.train(**TINY, out=tmp_path / "run")
+    assert read_tensors(kept)[1]["step"] == 8
 
 
 def test_weights_that_are_not_finite_never_replace_a_checkpoint(tmp_path, monkeypatch):
@@ -288,6 +308,52 @@ def test_warm_up_moves_the_head_and_not_the_trunk(tmp_path):
     assert trunk
     assert all(torch.equal(after[k], other[k]) for k in trunk)
     assert any(not torch.allclose(after[k], other[k]) for k in after if not k.startswith("trunk."))
+
+
+def begun(tmp_path: Path, **settings: object) -> Training:
+    """A training before its first step."""
+    plan = make_plan({**TINY, **settings}, {})
+    return Training(plan, RunFolder(tmp_path / "run"), Reporter(Console(file=io.StringIO())))
+
+
+def test_trunk_head_and_proxies_have_their_own_learning_rates(tmp_path):
+    training = begun(tmp_path, lr=1e-4, head_lr=5e-4)
+    embedder, groups = training.model.embedder, training.optimiser.param_groups
+    assert [group["lr"] for group in groups] == [1e-4, 5e-4, pytest.approx(1e-2)]
+    expected = [embedder.trunk.parameters(), embedder.head.parameters(), training.method.parameters()]
+    for group, parameters in zip(groups, expected, strict=True):
+        assert {id(p) for p in group["params"]} == {id(p) for p in parameters}
+
+
+@pytest.mark.parametrize("limit", [{"clip_value": 0.5}, {"clip_norm": 0.5, "clip_value": 0.0}])
+def test_gradients_are_clipped_to_what_is_asked(tmp_path, limit):
+    training = begun(tmp_path, **limit)
+    parameters = [p for group in training.optimiser.param_groups for p in group["params"]]
+    for p in parameters:
+        p.grad = torch.full_like(p, 3.0)
+    training._clip()
+    if limit.get("clip_norm"):
+        assert torch.nn.utils.get_total_norm([p.grad for p in parameters]).item() == pytest.approx(0.5, rel=1e-3)
+    else:
+        assert all((p.grad == 0.5).all() for p in parameters)
+
+
+def test_training_needs_no_extra(tmp_path):
+    extras = (
+        "faiss fastapi uvicorn simplejpeg pyarrow pandas psycopg pgvector qdrant_client onnx onnxruntime tensorboard"
+    )
+    program = (
+        "from importlib.machinery import PathFinder\n"
+        "real = PathFinder.find_spec\n"
+        f"absent = {extras.split()!r}\n"
+        "def found(name, *more): return None if name.partition('.')[0] in absent else real(name, *more)\n"
+        "PathFinder.find_spec = found\n"
+        "import nearkin as nk\n"
+        f"nk.train(**{TINY!r}, out={str(tmp_path / 'run')!r})\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert RunFolder(tmp_path / "run").result.exists()
 
 
 @pytest.mark.parametrize(

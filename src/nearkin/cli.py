@@ -18,14 +18,16 @@ from nearkin.errors import NearkinError
 from nearkin.plan import Plan
 from nearkin.report.progress import Reporter
 from nearkin.report.tables import score_cells, terminal_table
-from nearkin.runs import read_json
+from nearkin.runs import RunFolder, read_json
 
 # Which click typer stands on depends on its version; its own exceptions tell.
 ClickException: type[Any] = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
 
+STOPPED = 130
+"""The exit code after Ctrl-C; typer itself may turn the interrupt into it."""
+
 app = typer.Typer(
     help="Deep metric learning: train embedding models whose nearest neighbours are kin, and measure them honestly.",
-    no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
@@ -81,16 +83,17 @@ def _with_flags(command: Any) -> Any:
 app.command()(_with_flags(train))
 
 
-def _show_result(run: Path) -> None:
-    from nearkin.runs import RunFolder
+KEPT = {
+    "last": "the last epoch",
+    "validation": "the best epoch on held-out training classes",
+    "test": "the best epoch ON THE TEST SET, as asked: not comparable with honest scores",
+}
+"""What chose the epoch of a run's model, by its `select`."""
 
+
+def _show_result(run: Path) -> None:
     folder = RunFolder(run)
     result = read_json(folder.result)
-    chosen = {
-        "last": "the last epoch",
-        "validation": "the best epoch on held-out training classes",
-        "test": "the best epoch ON THE TEST SET, as asked: not comparable with honest scores",
-    }[result["select"]]
     header, cells = score_cells(
         {"before training": result["before"], read_json(folder.config)["plan"]["method"]: result["scores"]}
     )
@@ -101,7 +104,8 @@ def _show_result(run: Path) -> None:
         f"{result['images_per_second']:,.0f} images/s" if result["images_per_second"] else "no whole epoch was timed"
     )
     console.print(
-        f"{result['queries']} queries{left_out}; kept: {chosen}; {result['seconds']:.0f} s, {speed}.", highlight=False
+        f"{result['queries']} queries{left_out}; kept: {KEPT[result['select']]}; {result['seconds']:.0f} s, {speed}.",
+        highlight=False,
     )
     console.print(f"Run folder: {escape(str(folder.path))}", highlight=False)
 
@@ -120,11 +124,13 @@ def evaluate(
     names = tuple(metrics.replace(" ", "").split(",")) if metrics else None
     reporter = Reporter(None if as_json else Console())
     scores = measure_run(run, data=data, metrics=names, device=device, reporter=reporter)
+    select = read_json(RunFolder(run).config)["plan"]["select"]
     if as_json:
-        print(json.dumps({"scores": scores, "queries": scores.queries, "left_out": scores.left_out}))
+        found = {"scores": scores, "queries": scores.queries, "left_out": scores.left_out, "select": select}
+        print(json.dumps(found))
         return
     Console().print(terminal_table(*score_cells({str(run): scores}), title="Unseen classes, percent"))
-    print(f"{scores.queries} queries, {scores.left_out} without kin left out.")
+    print(f"{scores.queries} queries, {scores.left_out} without kin left out; kept: {KEPT[select]}.")
 
 
 @app.command()
@@ -138,6 +144,8 @@ def data(
     from nearkin.data.stores import unreadable
     from nearkin.report.sheets import class_sheet
 
+    if out.suffix.lower() not in (".png", ".jpg", ".jpeg"):
+        raise NearkinError(f"The contact sheet is a .png or .jpg file, not {out.name!r}.")
     console = Console()
     with Reporter(console).bar("reading") as progress:
         dataset = load_dataset(name, halves=halves, progress=progress)  # type: ignore[arg-type]
@@ -146,10 +154,10 @@ def data(
         for p in describe(dataset)
     ]
     console.print(terminal_table(list(Part._fields), cells, title=f"{dataset.name} (last three: images per class)"))
-    for sentence in (*dataset.notes, *unreadable(dataset)):
+    with Reporter(console).bar("reading every image") as progress:
+        broken = unreadable(dataset, progress=progress)
+    for sentence in (*dataset.notes, *broken):
         console.print(sentence, highlight=False, markup=False, soft_wrap=True)
-    if out.suffix.lower() not in (".png", ".jpg", ".jpeg"):
-        raise NearkinError(f"The contact sheet is a .png or .jpg file, not {out.name!r}.")
     class_sheet(dataset.train, title=f"{name}: training classes").save(out)
     print(f"Contact sheet: {out}")
 
@@ -279,7 +287,7 @@ for _command in (
 def main() -> None:
     """Run the command line; a wrong input is one sentence on standard error and exit code 2."""
     try:
-        code = app(standalone_mode=False)
+        code = app(sys.argv[1:] or ["--help"], standalone_mode=False)
     except NearkinError as error:
         print(f"nearkin: {error}", file=sys.stderr)
         sys.exit(2)
@@ -292,10 +300,11 @@ def main() -> None:
         print(f"nearkin: {' '.join(error.format_message().split())}", file=sys.stderr)
         sys.exit(2)
     except (KeyboardInterrupt, typer.Abort):
+        code = STOPPED
+    if code == STOPPED:
         print(
             "nearkin: stopped; the same command goes on with what is finished, and a training with nearkin train "
             "--resume --out ITS_FOLDER.",
             file=sys.stderr,
         )
-        sys.exit(130)
     sys.exit(code if isinstance(code, int) else 0)

@@ -12,7 +12,7 @@ from nearkin.data.datasets import load_dataset
 from nearkin.data.decode import BadImage
 from nearkin.data.images import Images
 from nearkin.data.shared import Opener
-from nearkin.data.stores import Store, open_store
+from nearkin.data.stores import Store, left_out, open_store
 from nearkin.errors import NearkinError
 from nearkin.evaluate import CLUSTERING, Scores, evaluate_under, protocol_of
 from nearkin.method import method
@@ -64,7 +64,7 @@ def open_images(
             progress=progress,
         )
     if bad:
-        reporter.note(f"{len(bad)} {what} images cannot be read and are left out, the first: {bad[0]}")
+        reporter.note(left_out(bad, images, what))
     return store, good, bad
 
 

@@ -6,6 +6,8 @@ Values are Python literals; a bare word is a string, so that `contrastive(form=c
 import ast
 import difflib
 import inspect
+import keyword
+import re
 from collections.abc import Callable, Iterable, Mapping
 from types import UnionType
 from typing import Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -27,11 +29,16 @@ class Call(NamedTuple):
         return f"{self.name}({', '.join(inside)})" if inside else self.name
 
 
+_PYTHONS = re.compile(rf"[(,]\s*({'|'.join(keyword.kwlist)})\s*=")  # such as f(lambda=20)
+
+
 def parse(text: str) -> Call:
     """Read a spec such as `xbm(contrastive(form=c1), size=1024)`."""
     try:
         tree = ast.parse(text.strip(), mode="eval").body
     except SyntaxError:
+        if word := _PYTHONS.search(text):
+            raise NearkinError(f"Cannot read {text!r}: nothing here has an option {word[1]!r}.") from None
         raise NearkinError(f"Cannot read {text!r}: write name(key=value, …), as in proxy_anchor(alpha=32).") from None
     return _call(tree, text)
 
@@ -44,10 +51,10 @@ def _call(node: ast.expr, text: str) -> Call:
             f"Cannot read {ast.unparse(node)!r} in {text!r}: a name or name(key=value, …) belongs there."
         )
     options: dict[str, Any] = {}
-    for keyword in node.keywords:
-        if keyword.arg is None or keyword.arg in options:
+    for given in node.keywords:
+        if given.arg is None or given.arg in options:
             raise NearkinError(f"Cannot read {text!r}: every option is written once, as key=value.")
-        options[keyword.arg] = _value(keyword.value, text)
+        options[given.arg] = _value(given.value, text)
     return Call(node.func.id, tuple(_call(arg, text) for arg in node.args), options)
 
 

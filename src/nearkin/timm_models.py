@@ -119,6 +119,8 @@ def blank_pass(function: Callable[[Tensor], Any], net: nn.Module, *, channels: i
         return function(torch.zeros(1, channels, size, size))
     except Exception as error:  # each network has its own way to refuse a size
         kind = type(net).__name__
-        raise NearkinError(f"{kind} cannot take images of {size} × {size} pixels: {one_line(error)}") from error
+        raise NearkinError(
+            f"{kind} cannot take images of {size} × {size} pixels, choose another --size ({one_line(error)})."
+        ) from error
     finally:
         net.train()

@@ -1,6 +1,7 @@
 """Opening images for use: in the device's memory if they fit, else in the host's, else as a stream from their files."""
 
 import os
+from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Literal
@@ -9,9 +10,10 @@ import torch
 from torch import Tensor
 
 from nearkin.data.augment import short_side
-from nearkin.data.decode import PIXEL_LIMIT, BadImage, as_channels, resize, stored_size
-from nearkin.data.images import Dataset, Images, Progress, listed
+from nearkin.data.decode import PIXEL_LIMIT, BadImage, as_channels, decode, read, resize, stored_size
+from nearkin.data.images import Dataset, Images, Progress, counted, listed
 from nearkin.data.packs import DamagedPack, Packs, PackWriter, packs_folder
+from nearkin.data.parallel import each
 from nearkin.data.pixels import TILE, Packed, first_tiles, tile_counts, write_tiles
 from nearkin.data.reading import Files, decode_all, look_up, measure_all
 from nearkin.data.resident import Resident
@@ -58,15 +60,33 @@ def open_store(
     raise NearkinError(f"The decoded images in {folder} are damaged and cannot be removed: delete that folder.")
 
 
-def unreadable(dataset: Dataset) -> list[str]:
-    """Sentences that name the images of a data set that cannot be used, as far as their headers tell."""
+def unreadable(dataset: Dataset, *, progress: Progress = None) -> list[str]:
+    """Sentences that name the images of a data set that cannot be used: each is read to its end."""
+
+    def look(job: tuple[int, Path]) -> BadImage | None:
+        row, path = job
+        try:
+            decode(read(path), path, short=64, channels=3)
+        except BadImage as error:
+            return BadImage(path, error.reason, row=row)
+        return None
+
     sentences = []
     for name, part in (("training", dataset.train), ("test", dataset.test)):
         if not isinstance(part.sources, Tensor):
-            _, _, bad = open_store(part, short=64, device="cpu", keep="stream")
-            shown = listed([str(image) for image in bad])
-            sentences += [f"{len(bad):,} {name} images cannot be read and would be left out: {shown}"] if bad else []
+            found = each(look, list(enumerate(part.sources)), progress=progress)
+            if bad := [image for image in found if image is not None]:
+                sentences.append(left_out(bad, part, name))
     return sentences
+
+
+def left_out(bad: Sequence[BadImage], images: Images, what: str) -> str:
+    """What a person is told of images that cannot be used: which, why, and the classes that have too few others."""
+    count = counted(len(bad), f"{what} image", f"{what} images")
+    told = f"{count} cannot be read, so left out: {listed([f'{image.path} ({image.reason})' for image in bad])}."
+    gone = torch.bincount(images.labels[[image.row for image in bad]], minlength=images.classes)
+    few = [images.names[c] for c in ((gone > 0) & (images.counts - gone < 2)).nonzero().flatten().tolist()]
+    return f"{told} That leaves fewer than two images of {listed(few)}." if few else told
 
 
 def pack_tensor(pixels: Tensor, *, short: int, channels: int) -> Packed:
