@@ -118,6 +118,10 @@ def test_data_refuses_a_sheet_it_cannot_write_before_it_reads(tmp_path):
     assert (done.returncode, done.stdout) == (2, "")
 
 
+def test_data_sets_are_listed():
+    assert "inshop:PATH, DeepFashion In-Shop" in nearkin("data").stdout
+
+
 def test_suites_are_listed():
     assert "smoke" in nearkin("bench").stdout
 

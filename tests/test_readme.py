@@ -12,6 +12,9 @@ import torch
 from PIL import Image
 
 import nearkin as nk
+from nearkin.backbones import BACKBONES
+from nearkin.data.augment import AUGMENTS
+from nearkin.data.datasets import DATASETS
 from nearkin.losses import LOSSES
 from nearkin.report import docs
 from nearkin.report.claims import CLAIMS, check_claim
@@ -129,7 +132,23 @@ def test_what_a_page_says_of_all_methods_is_what_the_claims_say(paper, page, pai
         assert re.search(rf"\b{abs(each.test.difference):.2f}\b[^();]*\([^();]*p {each.test.p:.3f}\)", text), each
 
 
+def test_the_table_of_the_page_on_data_can_be_read(tmp_path):
+    table = re.search(r"```text\n(path,.*?)```", (ROOT / "docs" / "data.md").read_text(), re.DOTALL)[1]
+    (tmp_path / "images.csv").write_text(table)
+    for line in table.splitlines()[1:]:
+        path = tmp_path / line.split(",")[0]
+        path.parent.mkdir(exist_ok=True)
+        Image.new("RGB", (40, 40)).save(path)
+    data = nk.load_dataset(f"csv:{tmp_path / 'images.csv'}")
+    assert (len(data.train), data.train.classes) == (3, 2)
+    assert (data.test.query.tolist(), data.test.gallery.tolist()) == ([True, False], [False, True])
+
+
 def test_the_generated_parts_are_up_to_date():
     assert docs.readme(README, ROOT) == README
     assert docs.methods_page() == (ROOT / "docs" / "methods.md").read_text()
+    page = (ROOT / "docs" / "data.md").read_text()
+    assert docs.data_page(page) == page
+    for name in (*DATASETS, *AUGMENTS, *BACKBONES):
+        assert re.search(rf"\| `{name}[`:]", page), name
     assert {p.stem for p in (ROOT / docs.PICTURES).glob("*.png")} == set(LOSSES)

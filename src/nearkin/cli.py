@@ -135,15 +135,21 @@ def evaluate(
 
 @app.command()
 def data(
-    name: Annotated[str, typer.Argument(help="A data set: glyphs, folder:PATH, csv:PATH, cub:PATH, …")],
+    name: Annotated[
+        str | None, typer.Argument(help="A data set: glyphs, folder:PATH, csv:PATH, cub:PATH, … (none: list them).")
+    ] = None,
     out: Annotated[Path, typer.Option(help="File for the contact sheet (PNG).")] = Path("contact_sheet.png"),
     halves: Annotated[str, typer.Option(help="first or swapped: which half of the classes trains.")] = "first",
 ) -> None:
     """Show what is in a data set: counts, splits, what is wrong with it, and a contact sheet picture."""
-    from nearkin.data.datasets import Part, describe, load_dataset
+    from nearkin.data.datasets import DATASETS, Part, describe, load_dataset
     from nearkin.data.stores import unreadable
     from nearkin.report.sheets import class_sheet
 
+    if name is None:
+        rows_of = [[each, reader.help] for each, reader in DATASETS.items()]
+        Console().print(terminal_table(["data set", "what it is"], rows_of, text=True))
+        return
     if out.suffix.lower() not in (".png", ".jpg", ".jpeg"):
         raise NearkinError(f"The contact sheet is a .png or .jpg file, not {out.name!r}.")
     console = Console()

@@ -51,7 +51,9 @@ class Plan:
         "by the cosine (empty: the method's own).",
     )
     size: int = setting(0, "Side of the square image the network sees, in pixels (0: the backbone's own).")
-    augment: str = setting("resized_crop", "Training-time augmentation, as in 'resized_crop(scale=(0.16, 1))'.")
+    augment: str = setting(
+        "resized_crop", "Training-time views: resized_crop, crop, affine, none; as in 'resized_crop(scale=(0.16, 1))'."
+    )
     halves: Literal["first", "swapped"] = setting("first", "Train on the first half of the classes, or the second.")
     fraction: float = setting(1.0, "Part of the training images of each class that is used, 0 to 1.")
     epochs: int = setting(60, "How often the training set is gone through (0: measure the network as it is).")

@@ -3,9 +3,13 @@
 python -m nearkin.report.docs          write them anew
 """
 
+import inspect
 import re
 from pathlib import Path
 
+from nearkin.backbones import BACKBONES
+from nearkin.data.augment import AUGMENTS
+from nearkin.data.datasets import DATASETS
 from nearkin.losses import LOSSES
 from nearkin.report.gradients import draw
 from nearkin.report.methods import citation, kind, method_page
@@ -49,6 +53,33 @@ def suites_table() -> str:
     return markdown_table(["suite", "what it is", "data", "rows", "seeds"], cells, text=True)
 
 
+def data_page(text: str) -> str:
+    """docs/data.md with its tables made anew."""
+    datasets = [
+        [f"`{name}:PATH`" if r.path else f"`{name}`", r.help.removeprefix(f"{name}:PATH, ")]
+        for name, r in DATASETS.items()
+    ]
+    views = [
+        [f"`{name}`", _options(entry), " ".join((entry.__doc__ or "").split())] for name, entry in AUGMENTS.items()
+    ]
+    networks = [[f"`{name}`", f"{row.size} px", row.help] for name, row in BACKBONES.items()]
+    text = fill(text, "datasets", markdown_table(["data", "what it is"], datasets, text=True))
+    text = fill(text, "augmentations", markdown_table(["view", "options", "what it is"], views, text=True))
+    return fill(text, "backbones", markdown_table(["network", "images", "what it is"], networks, text=True))
+
+
+def _options(entry: type) -> str:
+    """The options of an augmentation with their defaults; what every one is given is none."""
+    given = {
+        name: p.default for name, p in inspect.signature(entry).parameters.items() if name not in ("size", "short")
+    }
+    return ", ".join(f"`{name}={_brief(value)}`" for name, value in given.items())
+
+
+def _brief(value: object) -> str:
+    return f"({', '.join(f'{v:.4g}' for v in value)})" if isinstance(value, tuple) else str(value)
+
+
 def methods_page() -> str:
     """docs/methods.md: every header, with its options and, for a loss, the picture of its gradients."""
     parts = [
@@ -74,6 +105,8 @@ def main(root: Path) -> None:
     path = root / "README.md"
     path.write_text(readme(path.read_text(), root))
     (root / "docs" / "methods.md").write_text(methods_page())
+    data = root / "docs" / "data.md"
+    data.write_text(data_page(data.read_text()))
     bench = root / "docs" / "benchmark.md"
     bench.write_text(fill(bench.read_text(), "suites", suites_table()))
     for name in LOSSES:
