@@ -59,6 +59,8 @@ def test_eval_says_what_chose_the_epoch(run, tmp_path):
     assert nearkin("train", *TINY, "--select", "test", "--out", str(chosen)).returncode == 0
     assert "ON THE TEST SET" in nearkin("eval", str(chosen), "--device", "cpu").stdout
     assert json.loads(nearkin("eval", str(chosen), "--json", "--device", "cpu").stdout)["select"] == "test"
+    geometry = nearkin("geometry", str(chosen), str(folder), "--device", "cpu").stdout
+    assert geometry.count("ON THE TEST SET") == 1
 
 
 def test_without_a_word_there_is_help():

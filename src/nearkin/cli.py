@@ -18,7 +18,7 @@ from nearkin.errors import NearkinError
 from nearkin.plan import Plan
 from nearkin.report.progress import Reporter
 from nearkin.report.tables import score_cells, terminal_table
-from nearkin.runs import RunFolder, read_json
+from nearkin.runs import CHOSEN, RunFolder, read_json
 
 # Which click typer stands on depends on its version; its own exceptions tell.
 ClickException: type[Any] = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
@@ -83,12 +83,8 @@ def _with_flags(command: Any) -> Any:
 app.command()(_with_flags(train))
 
 
-KEPT = {
-    "last": "the last epoch",
-    "validation": "the best epoch on held-out training classes",
-    "test": "the best epoch ON THE TEST SET, as asked: not comparable with honest scores",
-}
-"""What chose the epoch of a run's model, by its `select`."""
+def _kept(select: str) -> str:
+    return CHOSEN[select] + (", as asked: not comparable with honest scores" if select == "test" else "")
 
 
 def _show_result(run: Path) -> None:
@@ -104,7 +100,7 @@ def _show_result(run: Path) -> None:
         f"{result['images_per_second']:,.0f} images/s" if result["images_per_second"] else "no whole epoch was timed"
     )
     console.print(
-        f"{result['queries']} queries{left_out}; kept: {KEPT[result['select']]}; {result['seconds']:.0f} s, {speed}.",
+        f"{result['queries']} queries{left_out}; kept: {_kept(result['select'])}; {result['seconds']:.0f} s, {speed}.",
         highlight=False,
     )
     console.print(f"Run folder: {escape(str(folder.path))}", highlight=False)
@@ -130,7 +126,7 @@ def evaluate(
         print(json.dumps(found))
         return
     Console().print(terminal_table(*score_cells({str(run): scores}), title="Unseen classes, percent"))
-    print(f"{scores.queries} queries, {scores.left_out} without kin left out; kept: {KEPT[select]}.")
+    print(f"{scores.queries} queries, {scores.left_out} without kin left out; kept: {_kept(select)}.")
 
 
 @app.command()

@@ -39,6 +39,12 @@ except ImportError:  # not a Unix: nothing keeps two writers apart there
 
 Json = dict[str, Any]
 LOCK = ".lock"
+CHOSEN = {
+    "last": "the last epoch",
+    "validation": "the best on held-out training classes",
+    "test": "the best ON THE TEST SET",
+}
+"""What chose the epoch that a run keeps, in words, by its `select`."""
 
 
 @contextmanager

@@ -15,16 +15,11 @@ from nearkin.bench import Board
 from nearkin.evaluate.statistics import Comparison, against, holm, paired_bootstrap, summary
 from nearkin.report.formats import NOTHING, PrintedTable, duration, mean_words, p_words
 from nearkin.results import query_file, read_queries
-from nearkin.runs import Json, short_commit
+from nearkin.runs import CHOSEN, Json, short_commit
 from nearkin.sheet import NEUTRAL
 from nearkin.suites import Part, Published, Row, Suite
 
 LEVEL = 0.05
-CHOSEN = {
-    "last": "the last epoch",
-    "validation": "the best on held-out training classes",
-    "test": "the best ON THE TEST SET",
-}
 
 
 class Finished(NamedTuple):

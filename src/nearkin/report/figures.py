@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 
 from nearkin.bench import Board
 from nearkin.evaluate.statistics import Summary, summary
-from nearkin.report.benchmarks import CHOSEN, finished, suite_tables
+from nearkin.report.benchmarks import finished, suite_tables
 from nearkin.report.charts import INK, STYLE, look, rendered
 from nearkin.report.formats import markdown
 from nearkin.report.ranking import draw_ranking, ranking
-from nearkin.runs import whole_file
+from nearkin.runs import CHOSEN, whole_file
 from nearkin.suites import Axes, Part, Row
 
 

@@ -13,7 +13,7 @@ from nearkin.measure import Embedded, embed_test, untrained
 from nearkin.method import method
 from nearkin.report.charts import PALETTE, STYLE, rendered
 from nearkin.report.progress import Reporter
-from nearkin.runs import RunFolder, read_json, whole_file
+from nearkin.runs import CHOSEN, RunFolder, read_json, whole_file
 from nearkin.strategies.ccp import CCP, ends
 
 
@@ -26,8 +26,13 @@ def geometry_rows(
     for run in runs:
         for when, model in (("before training", untrained(run, device=device)), ("", None)):
             embedded = embed_test(run, data=data, device=device, reporter=reporter, opener=opener, model=model)
-            cells.append([f"{run}, {when}" if when else str(run), *_numbers(embedded)])
+            cells.append([f"{run}, {when}" if when else f"{run}{_on_test(run)}", *_numbers(embedded)])
     return ["", "MAP@R", "covering radius", "inter-class distance"], cells
+
+
+def _on_test(run: Path) -> str:
+    select = read_json(RunFolder(run).config)["plan"]["select"]
+    return f", {CHOSEN[select]}" if select == "test" else ""
 
 
 def _numbers(embedded: Embedded) -> list[str]:

@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 from nearkin.bench import Board, needs_path
-from nearkin.report.benchmarks import CHOSEN, LEVEL, below_start, finished, suite_tables
+from nearkin.report.benchmarks import LEVEL, below_start, finished, suite_tables
 from nearkin.report.claims import CLAIMS, HOLDS, NOT_SHOWN, OPPOSITE, UNTESTED, Outcome, check_claim, in_words
 from nearkin.report.figures import write_figures
 from nearkin.report.formats import PrintedTable, markdown, p_words
 from nearkin.report.ranking import ranking
 from nearkin.report.tables import markdown_table
 from nearkin.results import read_results
-from nearkin.runs import Json, whole_file
+from nearkin.runs import CHOSEN, Json, whole_file
 from nearkin.sheet import NEUTRAL, Sheet, expand
 from nearkin.suites import Part, Suite, load_suite, suite_names
 

@@ -5,11 +5,11 @@ from collections.abc import Sequence
 
 from nearkin.data.images import counted, listed
 from nearkin.evaluate.statistics import Interval, summary
-from nearkin.report.benchmarks import CHOSEN, LEVEL
+from nearkin.report.benchmarks import LEVEL
 from nearkin.report.comparing import Pair, intervals, means, model_tests, resamples, seed_tests
 from nearkin.report.formats import NOTHING, PrintedTable, duration, mean_words, p_words
 from nearkin.report.study import MAIN, Study, by_method
-from nearkin.runs import short_commit
+from nearkin.runs import CHOSEN, short_commit
 
 OVER_SEEDS = (
     "Paired t-test over the seeds both methods have: it speaks about the methods. p is Holm's over the pairs of this "
