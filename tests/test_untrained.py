@@ -6,6 +6,7 @@ import torch
 import nearkin as nk
 from nearkin.backbones import Embedder, trunk
 from nearkin.errors import NearkinError
+from nearkin.measure import untrained
 from nearkin.plan import lr_factor, make_plan
 from nearkin.runs import read_json
 from nearkin.similarity import project
@@ -54,3 +55,11 @@ def test_a_schedule_of_no_epochs():
 def test_what_cannot_be_is_a_sentence(settings, sentence):
     with pytest.raises(NearkinError, match=sentence):
         make_plan(settings, {})
+
+
+@pytest.mark.parametrize("method", ["lifted", "proxy_anchor"])
+def test_the_network_that_a_run_began_with_is_found_again(tmp_path, method):
+    run = nk.train(**{**SMALL, "batch": 16}, epochs=0, method=method, out=tmp_path / "run")
+    again, kept = untrained(run.path, device="cpu"), nk.load(run.path, device="cpu")
+    for name, tensor in kept.embedder.state_dict().items():
+        torch.testing.assert_close(again.embedder.state_dict()[name], tensor)

@@ -79,6 +79,9 @@ def untrained(run: str | Path, *, device: str = "auto") -> Model:
         torch.manual_seed(plan.own_seed)
         method(plan.method, classes=len(about["names"]), dim=plan.dim)  # draws before the network does
         embedder = build_embedder(plan, config["space"])
+    if embedder.head.linear is not None:
+        with torch.no_grad():
+            embedder.head.linear.weight *= config.get("resolved", {}).get("head_scale", 1.0)  # older runs have none
     return Model(embedder.to(plan.device).eval(), plan, about["names"])
 
 

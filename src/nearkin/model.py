@@ -48,8 +48,8 @@ SHORT = {"euclidean": 11.0, "inner": 4.0}
 
 
 @torch.no_grad()
-def begin_short(embedder: Embedder, look: Callable[[], Tensor], plan: Plan) -> None:
-    """Scale the head of a new network so that embeddings of the images that `look` gives are SHORT, in train mode.
+def begin_short(embedder: Embedder, look: Callable[[], Tensor], plan: Plan) -> float:
+    """Scale the head of a new network so that embeddings of the images that `look` gives are SHORT; says by how much.
 
     As the head comes, those of a pretrained network may be over a hundred long and their inner products in the
     thousands: a loss shrinks them fastest by silencing features, and the network is dead within an epoch. From a length
@@ -57,11 +57,13 @@ def begin_short(embedder: Embedder, look: Callable[[], Tensor], plan: Plan) -> N
     """
     wanted = SHORT.get(embedder.space)
     if wanted is None or not plan.short_start or embedder.head.linear is None:
-        return
-    twin = copy.deepcopy(embedder)  # batch norms that train would count these images
+        return 1.0
+    twin = copy.deepcopy(embedder)  # in train mode its batch norms count these images
     set_training(twin, twin.trunk, plan, warming_up=False)
-    if (length := float(twin(look()).norm(dim=1).mean())) > 0:
-        embedder.head.linear.weight *= wanted / length
+    length = float(twin(look()).norm(dim=1).mean())
+    scale = wanted / length if length else 1.0
+    embedder.head.linear.weight *= scale
+    return scale
 
 
 def embedding_dim(plan: Plan) -> int:

@@ -85,7 +85,7 @@ class Training:
         self.validation = None if validation is None else self._part(validation, "held-out")
         self.test = self._part(data.test, "test")
 
-        begin_short(embedder, self._look, plan)
+        self.head_scale = begin_short(embedder, self._look, plan)
         self.method.bind(embedder)
         self.method.to(self.device)
         self.method.compiled = plan.compile
@@ -138,6 +138,7 @@ class Training:
             "size": self.model.size,
             "images_per_class": self.method.images_per_class if own < 0 else own,
             "head_lr": self.plan.head_lr or self.plan.lr,
+            "head_scale": self.head_scale,
             "check_every": self.check_every,
             "steps_per_epoch": self.per_epoch,
             "training_images": len(self.train.images),
