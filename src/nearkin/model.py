@@ -43,29 +43,6 @@ def build_embedder(plan: Plan, space: str) -> Embedder:
     )
 
 
-SHORT = {"euclidean": 11.0, "inner": 4.0}
-"""Length of embeddings at the start, on average, in the spaces that keep it; inner products go with its square."""
-
-
-@torch.no_grad()
-def begin_short(embedder: Embedder, look: Callable[[], Tensor], plan: Plan) -> float:
-    """Scale the head of a new network so that embeddings of the images that `look` gives are SHORT; says by how much.
-
-    As the head comes, those of a pretrained network may be over a hundred long and their inner products in the
-    thousands: a loss shrinks them fastest by silencing features, and the network is dead within an epoch. From a length
-    of 1 or 2 `lifted` learns little, from 11 `n_pair` does where a network learns from nothing.
-    """
-    wanted = SHORT.get(embedder.space)
-    if wanted is None or not plan.short_start or embedder.head.linear is None:
-        return 1.0
-    twin = copy.deepcopy(embedder)  # in train mode its batch norms count these images
-    set_training(twin, twin.trunk, plan, warming_up=False)
-    length = float(twin(look()).norm(dim=1).mean())
-    scale = wanted / length if length else 1.0
-    embedder.head.linear.weight *= scale
-    return scale
-
-
 def embedding_dim(plan: Plan) -> int:
     """How many numbers an embedding of a plan's network has: where there is no head, the trunk's width."""
     return plan.dim or trunk(plan.backbone, weights="none", size=plan.size or None).width
@@ -169,6 +146,32 @@ class Model:
             "std": list(std),
             "bgr": bgr,
         }
+
+
+SHORT = {"euclidean": 11.0, "inner": 4.0}
+"""Length of embeddings at the start, on average, in the spaces that keep it; inner products go with its square."""
+
+
+@torch.no_grad()
+def begin_short(model: Model, store: Store) -> float:
+    """Scale the head of a new network so that embeddings of training images are SHORT; says by how much.
+
+    As the head comes, those of a pretrained network may be over a hundred long and their inner products in the
+    thousands: a loss shrinks them fastest by silencing features, and the network is dead within an epoch. From a length
+    of 1 or 2 `lifted` learns little; so does `n_pair` from 11, where a network learns from nothing.
+    """
+    embedder, plan = model.embedder, model.plan
+    wanted = SHORT.get(embedder.space)
+    if wanted is None or not plan.short_start or isinstance(embedder, Ensemble) or embedder.head.linear is None:
+        return 1.0
+    rows = torch.linspace(0, len(store) - 1, min(plan.batch, len(store))).long()  # from all over
+    (_, pixels), *_ = store.follow(iter([rows]), read_ahead=0)
+    twin = copy.deepcopy(embedder)  # in train mode its batch norms count these images
+    set_training(twin, twin.trunk, plan, warming_up=False)
+    length = float(twin(model.view(pixels)).norm(dim=1).mean())
+    scale = wanted / length if length else 1.0
+    embedder.head.linear.weight *= scale
+    return scale
 
 
 def load(run: str | Path, *, device: str = "auto") -> Model:

@@ -85,7 +85,7 @@ class Training:
         self.validation = None if validation is None else self._part(validation, "held-out")
         self.test = self._part(data.test, "test")
 
-        self.head_scale = begin_short(embedder, self._look, plan)
+        self.head_scale = begin_short(self.model, self.train.store)
         self.method.bind(embedder)
         self.method.to(self.device)
         self.method.compiled = plan.compile
@@ -114,12 +114,6 @@ class Training:
         store, images, bad = open_images(self.model, images, what, opener=self.opener, reporter=self.reporter)
         self.bad += [str(image) for image in bad]
         return Part(images, store)
-
-    def _look(self) -> Tensor:
-        """A batch of training images from all over, as at test time."""
-        rows = torch.linspace(0, len(self.train.images) - 1, min(self.plan.batch, len(self.train.images))).long()
-        (_, pixels), *_ = self.train.store.follow(iter([rows]), read_ahead=0)
-        return self.model.view(pixels)
 
     def _groups(self) -> list[dict[str, Any]]:
         embedder = self.model.embedder

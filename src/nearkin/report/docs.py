@@ -3,7 +3,6 @@
 python -m nearkin.report.docs          write them anew
 """
 
-import inspect
 import re
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from nearkin.report.gradients import draw
 from nearkin.report.methods import citation, kind, method_page
 from nearkin.report.tables import markdown_table, score_cells
 from nearkin.runs import read_json, short_commit
+from nearkin.spec import Call, resolve_options
 from nearkin.strategies import STRATEGIES
 from nearkin.suites import load_suite, suite_names
 
@@ -59,21 +59,17 @@ def data_page(text: str) -> str:
         [f"`{name}:PATH`" if r.path else f"`{name}`", r.help.removeprefix(f"{name}:PATH, ")]
         for name, r in DATASETS.items()
     ]
-    views = [
-        [f"`{name}`", _options(entry), " ".join((entry.__doc__ or "").split())] for name, entry in AUGMENTS.items()
-    ]
+    views = [[f"`{name}`", _options(name), " ".join((entry.__doc__ or "").split())] for name, entry in AUGMENTS.items()]
     networks = [[f"`{name}`", f"{row.size} px", row.help] for name, row in BACKBONES.items()]
     text = fill(text, "datasets", markdown_table(["data", "what it is"], datasets, text=True))
     text = fill(text, "augmentations", markdown_table(["view", "options", "what it is"], views, text=True))
     return fill(text, "backbones", markdown_table(["network", "images", "what it is"], networks, text=True))
 
 
-def _options(entry: type) -> str:
-    """The options of an augmentation with their defaults; what every one is given is none."""
-    given = {
-        name: p.default for name, p in inspect.signature(entry).parameters.items() if name not in ("size", "short")
-    }
-    return ", ".join(f"`{name}={_brief(value)}`" for name, value in given.items())
+def _options(name: str) -> str:
+    """The options of an augmentation with their defaults."""
+    options = resolve_options(Call(name), AUGMENTS[name], given=("size", "short"))
+    return ", ".join(f"`{option}={_brief(value)}`" for option, value in options.items())
 
 
 def _brief(value: object) -> str:
