@@ -19,12 +19,12 @@ import torch
 from timing import Work, least, source, training_step
 from torch import Tensor, nn
 
-from nearkin.backbones import natural_plan
-from nearkin.covering import distances
-from nearkin.method import method
-from nearkin.model import build_embedder
-from nearkin.plan import make_plan
-from nearkin.runs import write_json
+from nearkin.files import write_json
+from nearkin.methods.build import method
+from nearkin.methods.proxies import distances
+from nearkin.networks.backbones import natural_plan
+from nearkin.training.model import build_embedder
+from nearkin.training.plan import make_plan
 
 PAIR = "contrastive(form=c2, positive=0, negative=0.3841)"
 GOALS = {"step": 1.10, "redraw": 20.0}

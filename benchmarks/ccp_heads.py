@@ -19,17 +19,18 @@ import torch
 from timing import source
 from torch import Tensor, nn
 
-from nearkin.backbones import natural_plan
+from nearkin.data.benchmarks import read_cub
 from nearkin.data.images import Dataset, Images
-from nearkin.data.layouts import read_cub
 from nearkin.data.splits import held_out
-from nearkin.evaluate import evaluate
-from nearkin.evaluate.statistics import Comparison, against, summary
-from nearkin.method import Step, method
-from nearkin.model import Model, build_embedder
-from nearkin.plan import make_plan
-from nearkin.runs import read_json, write_json
-from nearkin.similarity import project
+from nearkin.evaluation import evaluate
+from nearkin.evaluation.statistics import Comparison, against, summary
+from nearkin.files import read_json, write_json
+from nearkin.methods.base import Step
+from nearkin.methods.build import method
+from nearkin.networks.backbones import natural_plan
+from nearkin.space import project
+from nearkin.training.model import Model, build_embedder
+from nearkin.training.plan import make_plan
 
 C2 = "contrastive(form=c2, positive=0, negative=0.3841)"
 MS = "multi_similarity(alpha=2, beta=40, base=0.5, mining=False)"

@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 from sklearn.metrics import normalized_mutual_info_score
 from timing import source
 
-from nearkin.evaluate.cluster import k_means, pairwise_f1, starts_for
-from nearkin.runs import write_json
+from nearkin.evaluation.clustering import k_means, pairwise_f1, starts_for
+from nearkin.files import write_json
 
 Clusters = NDArray[Any]
 

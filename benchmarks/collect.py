@@ -8,9 +8,10 @@ import json
 import shlex
 from pathlib import Path
 
-from nearkin.backbones import natural_plan
-from nearkin.plan import Plan
-from nearkin.runs import RunFolder, read_json, write_json
+from nearkin.files import read_json, write_json
+from nearkin.networks.backbones import natural_plan
+from nearkin.training.plan import Plan
+from nearkin.training.run_folder import RunFolder
 
 
 def command(plan: dict[str, object]) -> str:

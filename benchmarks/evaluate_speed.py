@@ -25,8 +25,8 @@ import torch
 from timing import source
 from torch import Tensor
 
-from nearkin.evaluate import evaluate
-from nearkin.runs import write_json
+from nearkin.evaluation import evaluate
+from nearkin.files import write_json
 
 METRICS = ("R@1", "R@10", "R@100", "R@1000", "P@R", "MAP@R", "nDCG@100")
 PML = {"precision_at_1": "R@1", "r_precision": "P@R", "mean_average_precision_at_r": "MAP@R"}

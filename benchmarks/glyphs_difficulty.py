@@ -15,12 +15,13 @@ import torch
 from timing import source
 
 import nearkin as nk
-from nearkin.backbones import Embedder, natural_plan, trunk
 from nearkin.data.images import Images
 from nearkin.data.splits import held_out
-from nearkin.model import Model
-from nearkin.plan import make_plan
-from nearkin.runs import write_json
+from nearkin.files import write_json
+from nearkin.networks.backbones import natural_plan, trunk
+from nearkin.networks.embedder import Embedder
+from nearkin.training.model import Model
+from nearkin.training.plan import make_plan
 
 
 def untrained(images: Images, seed: int) -> torch.Tensor:

@@ -17,9 +17,9 @@ from rich.console import Console
 from rich.table import Table
 from timing import least, milliseconds, source
 
-from nearkin.method import method
-from nearkin.runs import write_json
-from nearkin.strategies.profs import HANDS, PROFS
+from nearkin.files import write_json
+from nearkin.methods.build import method
+from nearkin.methods.strategies.profs import HANDS, PROFS
 
 BATCH, IMAGES, GOAL = 128, 2, 1.5
 

@@ -18,11 +18,12 @@ from timing import Work, least, source, training_step, wait
 from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from nearkin.backbones import natural_plan
-from nearkin.method import Method, Step, method
-from nearkin.model import build_embedder
-from nearkin.plan import make_plan
-from nearkin.runs import write_json
+from nearkin.files import write_json
+from nearkin.methods.base import Method, Step
+from nearkin.methods.build import method
+from nearkin.networks.backbones import natural_plan
+from nearkin.training.model import build_embedder
+from nearkin.training.plan import make_plan
 
 METHODS = ("proxy_anchor", "proxy_isa(steps_per_epoch=1)")
 GOAL = {"cpu": 1.5, "cuda": 1.05}

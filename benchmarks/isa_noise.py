@@ -21,8 +21,9 @@ from timing import source
 
 import nearkin as nk
 from nearkin.data.images import Dataset, Images
-from nearkin.runs import RunFolder, read_json, write_json
-from nearkin.snapshots import open_snapshot
+from nearkin.files import read_json, write_json
+from nearkin.training.checkpoint import open_snapshot
+from nearkin.training.run_folder import RunFolder
 
 METHODS = {
     "published settings": "proxy_isa",

@@ -20,10 +20,11 @@ from timing import Work, least, source
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
-from nearkin.losses.multi_similarity import MultiSimilarity
-from nearkin.method import Method, method
-from nearkin.runs import write_json
-from nearkin.similarity import References, relate
+from nearkin.files import write_json
+from nearkin.methods.base import Method
+from nearkin.methods.build import method
+from nearkin.methods.losses.multi_similarity import MultiSimilarity
+from nearkin.methods.relation import References, relate
 
 MULTI_PROXY = ("soft_triple", "mpa", "mpa_dw", "mpa_ap")
 

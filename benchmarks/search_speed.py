@@ -25,9 +25,9 @@ from rich.table import Table
 from threadpoolctl import threadpool_limits
 from timing import source
 
-from nearkin.index import Index, create_index
-from nearkin.index.recall import Truth, recall
-from nearkin.runs import write_json
+from nearkin.files import write_json
+from nearkin.search.index import Index, create_index
+from nearkin.search.index.base import Truth, recall
 
 Floats = NDArray[np.float32]
 

@@ -25,9 +25,9 @@ from rich.table import Table
 from timing import source
 
 import nearkin as nk
-from nearkin.index import Index, create_index
-from nearkin.model import Model
-from nearkin.runs import write_json
+from nearkin.files import write_json
+from nearkin.search.index import Index, create_index
+from nearkin.training.model import Model
 
 DATA = "glyphs(classes=200, samples=10)"
 

@@ -8,11 +8,12 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from nearkin.backbones import Embedder
-from nearkin.method import Method, Step
-from nearkin.model import autocast
-from nearkin.plan import Plan, make_optimiser, set_training
-from nearkin.runs import Json, provenance
+from nearkin.files import Json, provenance
+from nearkin.methods.base import Method, Step
+from nearkin.networks.embedder import Embedder
+from nearkin.training.model import autocast
+from nearkin.training.optimiser import make_optimiser, set_training
+from nearkin.training.plan import Plan
 
 Work = Callable[[], object]
 

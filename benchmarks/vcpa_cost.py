@@ -21,11 +21,13 @@ from rich.console import Console
 from rich.table import Table
 from timing import Work, least, source
 
-from nearkin.method import Step, method
-from nearkin.plan import make_plan
-from nearkin.report.progress import Reporter
-from nearkin.runs import RunFolder, write_json
-from nearkin.train import Training
+from nearkin.console import Reporter
+from nearkin.files import write_json
+from nearkin.methods.base import Step
+from nearkin.methods.build import method
+from nearkin.training.loop import Training
+from nearkin.training.plan import make_plan
+from nearkin.training.run_folder import RunFolder
 
 M, PRODUCTS = 10, 5
 

@@ -8,10 +8,11 @@ import numpy as np
 import torch
 from PIL import Image
 
-from nearkin.backbones import natural_plan
-from nearkin.model import Model, build_embedder
-from nearkin.plan import make_plan
-from nearkin.runs import RunFolder, write_json, write_tensors
+from nearkin.files import write_json, write_tensors
+from nearkin.networks.backbones import natural_plan
+from nearkin.training.model import Model, build_embedder
+from nearkin.training.plan import make_plan
+from nearkin.training.run_folder import RunFolder
 
 
 def make_run(folder: Path, *, names: tuple[str, ...] = (), seed: int = 0, **settings: Any) -> Path:

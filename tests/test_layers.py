@@ -7,8 +7,8 @@ import pytest
 
 import nearkin
 from nearkin.data.datasets import DATASETS
-from nearkin.losses import LOSSES
-from nearkin.strategies import STRATEGIES
+from nearkin.methods.losses import LOSSES
+from nearkin.methods.strategies import STRATEGIES
 
 ROOT = Path(nearkin.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
@@ -66,7 +66,7 @@ def test_the_builder_reads_the_tables_late():
     """The one way back: `method.py` looks into the tables inside a function, when both sides are there."""
     top = ast.parse((ROOT / "method.py").read_text()).body
     late = {node.module for node in top if isinstance(node, ast.ImportFrom)}
-    assert not late & {"nearkin.losses", "nearkin.strategies"}
+    assert not late & {"nearkin.methods.losses", "nearkin.methods.strategies"}
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))

@@ -8,17 +8,17 @@ run = nk.train(data="glyphs", method="proxy_anchor")
 model = nk.load(run.path)
 """
 
-__version__ = "0.1.0"
-
-from nearkin.backbones import BACKBONES
 from nearkin.data import DATASETS, load_dataset
 from nearkin.errors import NearkinError
-from nearkin.evaluate import evaluate
-from nearkin.losses import LOSSES
-from nearkin.method import method
-from nearkin.model import Model, load
-from nearkin.strategies import STRATEGIES
-from nearkin.train import train
+from nearkin.evaluation import evaluate
+from nearkin.methods.build import method
+from nearkin.methods.losses import LOSSES
+from nearkin.methods.strategies import STRATEGIES
+from nearkin.networks.backbones import BACKBONES
+from nearkin.training.launch import train
+from nearkin.training.model import Model, load
+
+__version__ = "0.1.0"
 
 __all__ = [
     "BACKBONES",

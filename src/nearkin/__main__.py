@@ -1,3 +1,5 @@
+"""TODO."""
+
 from nearkin.cli import main
 
 main()

@@ -6,10 +6,11 @@ from typing import NamedTuple
 import oracles
 import torch
 
-from nearkin.losses import LOSSES
-from nearkin.method import Method, Step, method
-from nearkin.similarity import References
-from nearkin.strategies import STRATEGIES
+from nearkin.methods.base import Method, Step
+from nearkin.methods.build import method
+from nearkin.methods.losses import LOSSES
+from nearkin.methods.relation import References
+from nearkin.methods.strategies import STRATEGIES
 
 CLASSES, DIM = 5, 4
 

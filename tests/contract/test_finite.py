@@ -19,8 +19,8 @@ from contract.cases import (
 )
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from nearkin.losses import LOSSES
-from nearkin.similarity import EMPTY, References, relate
+from nearkin.methods.losses import LOSSES
+from nearkin.methods.relation import EMPTY, References, relate
 
 FLOAT32 = torch.float32
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from contract.cases import STRATEGY_SPECS, SURE_SPECS, batch, build, gradients, oracle, step_of
 
-from nearkin.similarity import batch_references
+from nearkin.methods.relation import batch_references
 from nearkin.spec import parse
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from contract.cases import METHOD_SPECS, RUN_SPECS, STRATEGY_SPECS, Run, batch, build, step_of, value
 
-from nearkin.method import Strategy
+from nearkin.methods.base import Strategy
 
 
 def assert_same(a, b):

@@ -4,7 +4,8 @@ import pytest
 import torch
 from contract.cases import CLASSES, DIM, PAIR_SPECS, PROXY_SPECS, SURE_SPECS, batch, build, oracle, strangers
 
-from nearkin.similarity import SPACES, References, relate
+from nearkin.methods.relation import References, relate
+from nearkin.space import SPACES
 
 
 def close(got, want):

@@ -9,7 +9,7 @@ from PIL import Image
 from scipy.io import savemat
 
 from nearkin.data import DATASETS, Dataset, Images, describe, held_out, load_dataset, sample_fraction
-from nearkin.data.layouts import (
+from nearkin.data.benchmarks import (
     CARS_COUNTS,
     CUB_COUNTS,
     INSHOP_COUNTS,

@@ -5,14 +5,14 @@ import pytest
 import torch
 
 import nearkin as nk
-from nearkin.classes import KnownClasses
 from nearkin.data.images import Images
-from nearkin.evaluate import evaluate_under, protocol_of
-from nearkin.report.neighbours import nearest_rows
+from nearkin.evaluation import evaluate_under, protocol_of
+from nearkin.report.measured_runs import Label, Study, open_studies
 from nearkin.report.page import write_page
-from nearkin.report.study import Label, Study, open_studies
-from nearkin.runs import RunFolder
-from nearkin.similarity import project
+from nearkin.report.sheets import nearest_rows
+from nearkin.space import project
+from nearkin.training.checkpoint import KnownClasses
+from nearkin.training.run_folder import RunFolder
 
 POINTS = 100  # on the maps
 DATA = "glyphs(classes=48, samples=6)"

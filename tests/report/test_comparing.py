@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from nearkin.evaluate.statistics import AverageRanks, Comparison, holm
+from nearkin.evaluation.statistics import AverageRanks, Comparison, holm
 from nearkin.report import comparing
 from nearkin.report.comparing import (
     Pair,

@@ -9,14 +9,13 @@ import pytest
 import torch
 
 from nearkin.cli import main
+from nearkin.console import Reporter, latex
 from nearkin.report.comparison_sections import differences, ranking, retrievals
-from nearkin.report.formats import latex
 from nearkin.report.html import Thumbs
+from nearkin.report.measured_runs import by_method, open_studies
 from nearkin.report.page import report_page, write_page
-from nearkin.report.progress import Reporter
 from nearkin.report.run_tables import run_tables
 from nearkin.report.sections import Material, known
-from nearkin.report.study import by_method, open_studies
 
 SECTIONS = {
     "about", "scores", "curves", "classes", "confusions", "neighbours", "similarities", "map", "configuration",

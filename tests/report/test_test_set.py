@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from nearkin.report.class_scores import class_rows, confusions
 from nearkin.report.maps import layout, make_map, map_svg, some_of_each
 from nearkin.report.pairs import kin_pairs, pair_similarities, separation
+from nearkin.report.picture_sections import class_rows, confusions
 
 RNG = np.random.default_rng(3)
 LABELS = np.array([0, 1, 0, 2, 1, 0, 2, 2, 3, 1, 3, 0])

@@ -12,8 +12,8 @@ import pytest
 from PIL import Image
 
 import nearkin as nk
-from nearkin.index import Index, create_index
-from nearkin.model import Model
+from nearkin.search.index import Index, create_index
+from nearkin.training.model import Model
 
 collect_ignore_glob = [] if find_spec("fastapi") else ["test_*.py"]  # the extra serve is not installed
 

@@ -8,10 +8,10 @@ import torch
 from PIL import Image
 from starlette.testclient import TestClient
 
-from nearkin.index import create_index
+from nearkin.search.index import create_index
 from nearkin.serve import Limits, make_app
 from nearkin.serve.limits import Refused
-from nearkin.serve.searcher import Question, Searcher
+from nearkin.serve.queues import Question, Searcher
 
 
 @pytest.fixture(scope="module")

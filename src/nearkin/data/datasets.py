@@ -9,10 +9,10 @@ from typing import Literal, NamedTuple
 
 import torch
 
+from nearkin.data.benchmarks import read_cars, read_cub, read_inshop, read_sop
 from nearkin.data.glyphs import make_glyphs
 from nearkin.data.images import Dataset, Images, Progress, counted, listed
-from nearkin.data.layouts import read_cars, read_cub, read_inshop, read_sop
-from nearkin.data.own import read_csv, read_folder
+from nearkin.data.own_images import read_csv, read_folder
 from nearkin.data.splits import held_out, sample_fraction, swapped
 from nearkin.errors import NearkinError
 from nearkin.spec import check_options, look_up, option_names, parse

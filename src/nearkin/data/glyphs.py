@@ -29,7 +29,7 @@ from nearkin.data.images import Dataset, Images, Progress, counted
 from nearkin.data.letters import candidates, font_files, open_font, unlike
 from nearkin.data.splits import in_halves
 from nearkin.errors import NearkinError
-from nearkin.paths import cache_dir
+from nearkin.files import cache_dir
 
 GENERATOR = 1  # raise it when the same recipe gives other pixels: old caches are then passed over
 CANVAS, LONG_SIDE, SIZE = 64, 44, 32  # pixels: the canvas, the letter on it at scale 1, the finished image

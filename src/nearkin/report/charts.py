@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from nearkin.evaluate.statistics import Floats
+from nearkin.evaluation.statistics import Floats
 
 PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#555555")  # after Okabe and Ito
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")

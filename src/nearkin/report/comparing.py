@@ -6,8 +6,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from nearkin.evaluate import by_class
-from nearkin.evaluate.statistics import (
+from nearkin.benchmark.tables import LEVEL
+from nearkin.evaluation import by_class
+from nearkin.evaluation.statistics import (
     AverageRanks,
     Comparison,
     Floats,
@@ -18,8 +19,7 @@ from nearkin.evaluate.statistics import (
     paired_bootstrap,
     paired_t,
 )
-from nearkin.report.benchmarks import LEVEL
-from nearkin.report.study import Study, by_method
+from nearkin.report.measured_runs import Study, by_method
 
 DRAWS = 4e7  # numbers drawn for one bootstrap, at most: a second or two
 FEWEST_CLASSES = 10  # below, Nemenyi's approximation says nothing

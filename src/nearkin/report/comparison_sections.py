@@ -2,15 +2,15 @@
 
 import torch
 
-from nearkin.report.benchmarks import LEVEL
+from nearkin.benchmark.tables import LEVEL
+from nearkin.evaluation.statistics import p_words
 from nearkin.report.charts import critical_difference
 from nearkin.report.comparing import Ranking, class_ranking
-from nearkin.report.formats import p_words
 from nearkin.report.html import Html, escape, figure, join, paragraph
+from nearkin.report.measured_runs import MAIN
 from nearkin.report.picture_sections import QUERIES, legend, neighbour_line
 from nearkin.report.run_tables import comparison_tables
 from nearkin.report.sections import Material, Section, printed
-from nearkin.report.study import MAIN
 
 TOP = 3
 

@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nearkin.evaluate.statistics import Floats
-from nearkin.report.study import Study
-from nearkin.similarity import project
+from nearkin.evaluation.statistics import Floats
+from nearkin.report.measured_runs import Study
+from nearkin.space import project
 
 POINTS, CLASSES, PROXIES = 1_000, 100, 200  # at most
 SIDE = 380  # of the drawing, in its own units

@@ -6,10 +6,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nearkin.evaluate.ranks import BY_DISTANCE
-from nearkin.evaluate.statistics import Floats
-from nearkin.report.study import Study
-from nearkin.similarity import Space
+from nearkin.evaluation.positive_ranks import BY_DISTANCE
+from nearkin.evaluation.statistics import Floats
+from nearkin.report.measured_runs import Study
+from nearkin.space import Space
 
 PAIRS = 100_000  # of each kind, at most
 

@@ -3,13 +3,14 @@
 import math
 from collections.abc import Sequence
 
+from nearkin.benchmark.tables import LEVEL
+from nearkin.console import NOTHING, PrintedTable, duration
 from nearkin.data.images import counted, listed
-from nearkin.evaluate.statistics import Interval, summary
-from nearkin.report.benchmarks import LEVEL
+from nearkin.evaluation.statistics import Interval, mean_words, p_words, summary
+from nearkin.files import short_commit
 from nearkin.report.comparing import Pair, intervals, means, model_tests, resamples, seed_tests
-from nearkin.report.formats import NOTHING, PrintedTable, duration, mean_words, p_words
-from nearkin.report.study import MAIN, Study, by_method
-from nearkin.runs import CHOSEN, short_commit
+from nearkin.report.measured_runs import MAIN, Study, by_method
+from nearkin.training.run_folder import CHOSEN
 
 OVER_SEEDS = (
     "Paired t-test over the seeds both methods have: it speaks about the methods. p is Holm's over the pairs of this "

@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from nearkin.console import PrintedTable
 from nearkin.report.charts import Line, line_chart
-from nearkin.report.formats import PrintedTable
 from nearkin.report.html import Html, Thumbs, escape, facts, figure, join, paragraph, table
+from nearkin.report.measured_runs import MAIN, Study
 from nearkin.report.run_tables import facts_table, run_facts, score_table
-from nearkin.report.study import MAIN, Study
 
 
 class Section(NamedTuple):

@@ -15,13 +15,13 @@ from starlette.requests import ClientDisconnect
 
 from nearkin import __version__
 from nearkin.errors import NearkinError
-from nearkin.index import Index
-from nearkin.model import Model
+from nearkin.search.index import Index
 from nearkin.serve.answers import About, Examples, Found, Map, Problem
 from nearkin.serve.guard import Guard
 from nearkin.serve.limits import Limits, Refused
 from nearkin.serve.pictures import THUMBNAILS
 from nearkin.serve.service import Service
+from nearkin.training.model import Model
 
 ASSETS = {  # every file there is: nothing is looked up by a path from outside
     "/": ("index.html", "text/html; charset=utf-8"),

@@ -3,20 +3,23 @@
 Principal components give a rough map at once. The map that stays is t-SNE of up to `LANDMARKS` items, spread over the
 classes; the others lie where their nearest landmarks are. The same index gives the same map, and it is kept on disk.
 """
+# MERGED: The map as it is asked for: a rough one at once, the careful one when it is drawn.
 
 import hashlib
+import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from nearkin.errors import NearkinError
-from nearkin.paths import cache_dir
-from nearkin.runs import read_tensors, write_tensors
+from nearkin.files import cache_dir, read_tensors, write_tensors
+from nearkin.search.index import Index
+from nearkin.serve.answers import Map
 
 Floats = NDArray[np.float32]
 Ints = NDArray[np.int64]
@@ -116,3 +119,51 @@ def _frame(places: Floats) -> Floats:
     extent = max(float((high - low).max()), 1e-12)
     framed: Floats = ((places - (low + high) / 2) / extent + 0.5).astype(np.float32)
     return framed
+
+
+NONE = Map(state="none", method="", total=0, labels=[], ids=[], label=[], x=[], y=[]).model_dump_json().encode()
+
+
+class Atlas:
+    """The map of an index as JSON, drawn in a thread of its own when it is first asked for."""
+
+    def __init__(self, index: Index, ids: Sequence[str], labels: Sequence[str | None]) -> None:
+        self.index, self.total = index, len(ids)
+        rows = sample(labels, POINTS)
+        self.ids, self.labels = [ids[row] for row in rows], [labels[row] for row in rows]
+        self.lock = threading.Lock()
+        self.thread: threading.Thread | None = None
+        self.json: bytes | None = NONE if not self.ids else None
+
+    def get(self) -> bytes:
+        """The map as it is now."""
+        with self.lock:
+            if self.json is None:
+                embeddings = self.index.embeddings(None if len(self.ids) == self.total else self.ids)
+                self.json = self._written(rough(embeddings), state="drawing")
+                self.thread = threading.Thread(target=self._draw, args=(embeddings,), name="map", daemon=True)
+                self.thread.start()
+            return self.json
+
+    def _draw(self, embeddings: Floats) -> None:
+        try:
+            layout = cached(embeddings, lambda: careful(embeddings, self.labels))
+        except Exception:  # whatever t-SNE makes of strange embeddings: the rough map stays
+            layout = rough(embeddings)
+        self.json = self._written(layout, state="done")
+
+    def _written(self, layout: Layout, *, state: Literal["drawing", "done"]) -> bytes:
+        names = sorted({label for label in self.labels if label is not None})
+        number = {name: n for n, name in enumerate(names)}
+        x, y = np.round(layout.places.T.astype(np.float64), 5).tolist()
+        found = Map(
+            state=state,
+            method=layout.method,
+            total=self.total,
+            labels=names,
+            ids=self.ids,
+            label=[-1 if label is None else number[label] for label in self.labels],
+            x=x,
+            y=y,
+        )
+        return found.model_dump_json().encode()

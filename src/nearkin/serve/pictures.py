@@ -13,9 +13,9 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from nearkin.data.augment import central
-from nearkin.data.decode import BadImage, Bounded, TooManyParts, decode, read
-from nearkin.data.pixels import Pixels
+from nearkin.data.pixels.decode import BadImage, Bounded, TooManyParts, decode, read
+from nearkin.data.pixels.tiles import Pixels
+from nearkin.data.pixels.views import central
 from nearkin.serve.limits import Refused
 
 FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")

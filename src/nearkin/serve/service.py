@@ -10,15 +10,14 @@ from starlette.concurrency import run_in_threadpool
 
 from nearkin import __version__
 from nearkin.errors import NearkinError
-from nearkin.index import Hit, Index
-from nearkin.model import Model
-from nearkin.search import threshold_of
+from nearkin.search.index import Hit, Index
+from nearkin.search.query import threshold_of
 from nearkin.serve import answers
-from nearkin.serve.atlas import Atlas
 from nearkin.serve.limits import Limits, Refused
+from nearkin.serve.map import Atlas
 from nearkin.serve.pictures import LARGE, Cache, check_upload, decode_upload, thumbnail
-from nearkin.serve.searcher import Question, Searcher
-from nearkin.serve.work import Budget, Desk, Pool, finish
+from nearkin.serve.queues import Budget, Desk, Pool, Question, Searcher, finish
+from nearkin.training.model import Model
 
 
 class Service:

@@ -1,0 +1,352 @@
+"""Suites: what a benchmark trains, with the published numbers beside it, as data. One TOML file a table of a paper.
+
+    title, source           what it is and where the numbers are from
+    backbone                the network of the paper (a row may have another), trained unless settings say otherwise
+    paper_select            what chose the paper's epoch, in words
+    spread                  what the second number of a pair [68.04, 0.08] is: standard error, standard deviation, …
+    seeds                   how many (default 1): 0, 1, …
+    baseline                the row that others are tested against, where a row does not name its own
+    sort                    the metric by which the table is sorted (default: as the rows stand)
+    note                    a sentence below the table
+    every_method            true: all methods without a row of their own get one, with their own options
+    [figure]                where the rows are points of a curve, drawn once a data set
+        x                   the words of its axis, as "tau"
+        metric              what is drawn; every data set must have it
+        scale               "log" or "linear" (default)
+    [settings]              fields of Plan, for all
+    [data.NAME]             a data set; its path is given as NAME:PATH when the suite is run
+        metrics             what is shown of it
+        settings            fields of Plan, for this data set
+        read                how it is read where that is not NAME, as in "glyphs(classes=200)"
+    [[row]]                 a row of the table
+        name
+        method              spec, or one a data set: method.cub = "…"; absent: quoted only
+        settings            fields of Plan, for this row
+        scores              "before": those of the network before training
+        paper.NAME          metric → percent, or [percent, spread]; a metric may have words behind it ("R@1 512-d")
+        backbone, dim       of the paper's number, where not the suite's
+        note
+        baseline            the row it is tested against, where not the suite's
+        variant             true: the method without a part of it, for a look; no claim of its paper is tested on it
+        x                   where the row stands in the figure; a row without it is a horizontal line
+        series              the curve it belongs to, where there are several
+
+A row has a method where the paper trained it itself, or where it is the baseline. Settings of a row beat those of a
+data set, which beat those of the suite; what is said nowhere is the backbone's own, or Plan's default.
+"""
+
+import math
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from nearkin.errors import NearkinError
+from nearkin.evaluation import CLUSTERING, parse_metric
+from nearkin.methods.losses import LOSSES
+from nearkin.methods.strategies import STRATEGIES
+from nearkin.spec import fits, nearest, parse, words
+
+FOLDER = Path(__file__).parent / "suites"
+OWN = ("data", "method", "metrics", "seed", "device")  # fields of Plan that a suite says in its own way, or not at all
+
+
+class Published(NamedTuple):
+    """A number of a paper, in percent."""
+
+    value: float
+    spread: float | None = None
+
+
+@dataclass(frozen=True)
+class Part:
+    """A data set of a suite."""
+
+    name: str
+    read: str
+    metrics: tuple[str, ...]
+    settings: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row of the table."""
+
+    name: str
+    methods: Mapping[str, str]  # data set → spec; none where the paper is only quoted
+    settings: Mapping[str, Any]
+    paper: Mapping[str, Mapping[str, Published]]  # data set → metric → number
+    backbone: str  # of the paper's number
+    dim: int | None
+    scores: Literal["after", "before"]
+    note: str
+    baseline: str  # the row it is tested against
+    variant: bool  # not the method as published, but without a part of it: no claim is tested on it
+    x: float | None  # where it stands in the suite's figure
+    series: str
+
+
+class Axes(NamedTuple):
+    """The figure of a suite."""
+
+    x: str
+    metric: str
+    scale: Literal["log", "linear"]
+
+
+@dataclass(frozen=True)
+class Suite:
+    """A suite, checked."""
+
+    name: str
+    title: str
+    source: str
+    backbone: str
+    paper_select: str
+    spread: str
+    seeds: int
+    baseline: str
+    sort: str
+    note: str
+    settings: Mapping[str, Any]
+    parts: Mapping[str, Part]
+    rows: Mapping[str, Row]
+    figure: Axes | None
+
+    @property
+    def baselines(self) -> dict[str, str]:
+        """Row → the row it is tested against; a row that is its own, or has none, is not there."""
+        named = {row.name: row.baseline or self.baseline for row in self.rows.values()}
+        return {name: base for name, base in named.items() if base not in ("", name)}
+
+
+_SUITE: dict[str, Any] = {
+    "title": str,
+    "source": str,
+    "backbone": str,
+    "paper_select": str,
+    "spread": str,
+    "seeds": int,
+    "baseline": str,
+    "sort": str,
+    "note": str,
+    "every_method": bool,
+    "settings": dict,
+    "data": dict,
+    "row": list,
+    "figure": dict,
+}
+_PART: dict[str, Any] = {"metrics": list, "settings": dict, "read": str}
+_ROW: dict[str, Any] = {
+    "name": str,
+    "method": str | dict,
+    "settings": dict,
+    "scores": Literal["after", "before"],
+    "paper": dict,
+    "backbone": str,
+    "dim": int,
+    "note": str,
+    "baseline": str,
+    "variant": bool,
+    "x": float,
+    "series": str,
+}
+_FIGURE: dict[str, Any] = {"x": str, "metric": str, "scale": Literal["log", "linear"]}
+
+
+def suite_names() -> list[str]:
+    """The suites that come with the package."""
+    return sorted(path.stem for path in FOLDER.glob("*/*.toml"))
+
+
+def load_suite(suite: str | Path) -> Suite:
+    """A suite of the package by its name, or one of your own by the path of its .toml file."""
+    known = {path.stem: path for path in FOLDER.glob("*/*.toml")}
+    path = known.get(str(suite), Path(suite))
+    if path.suffix != ".toml" or not path.is_file():
+        names = suite_names()
+        raise NearkinError(
+            f"There is no suite {str(suite)!r}.{nearest(str(suite), names)} There are: {', '.join(names)}; "
+            "or give the path of a .toml file."
+        )
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise NearkinError(f"The suite {path} cannot be read: {error}.") from None
+    return _suite(table, path.stem)
+
+
+def _suite(table: dict[str, Any], name: str) -> Suite:
+    where = f"suite {name}"
+    _check(table, _SUITE, where, needed=("title", "source", "backbone", "data"))
+    settings = {"backbone": table["backbone"], **_settings(table, where)}
+    parts = {key: _part(key, part, where) for key, part in table["data"].items()}
+    if not parts:
+        raise NearkinError(f"In {where} there is no data set: write [data.NAME] with its metrics.")
+    rows: dict[str, Row] = {}
+    for given in table.get("row", []):
+        row = _row(given, table["backbone"], parts, where)
+        if row.name in rows:
+            raise NearkinError(f"In {where} two rows are called {row.name!r}: rename one.")
+        rows[row.name] = row
+    if table.get("every_method", False):
+        rows |= _other_methods(rows, parts, table["backbone"])
+    suite = Suite(
+        name=name,
+        title=table["title"],
+        source=table["source"],
+        backbone=table["backbone"],
+        paper_select=table.get("paper_select", ""),
+        spread=table.get("spread", ""),
+        seeds=table.get("seeds", 1),
+        baseline=table.get("baseline", ""),
+        sort=table.get("sort", ""),
+        note=table.get("note", ""),
+        settings=settings,
+        parts=parts,
+        rows=rows,
+        figure=_figure(table["figure"], parts, where) if "figure" in table else None,
+    )
+    _check_whole(suite, where)
+    _check_points(suite, where)
+    return suite
+
+
+def _check_whole(suite: Suite, where: str) -> None:
+    if suite.seeds < 1:
+        raise NearkinError(f"In {where} seeds is at least 1, not {suite.seeds}.")
+    if not suite.rows:
+        raise NearkinError(f"In {where} there is no row: write [[row]] with a name.")
+    for base in (suite.baseline, *(row.baseline for row in suite.rows.values())):
+        if base and base not in suite.rows:
+            raise NearkinError(f"In {where} the baseline {base!r} is no row.{nearest(base, suite.rows)}")
+    if suite.sort:
+        _metric(suite.sort, where)
+    spreads = any(n.spread is not None for r in suite.rows.values() for m in r.paper.values() for n in m.values())
+    if spreads and not suite.spread:
+        raise NearkinError(f"In {where} numbers have a spread and nothing says which: write spread = 'standard error'.")
+
+
+def _figure(table: Any, parts: Mapping[str, Part], where: str) -> Axes:
+    where = f"{where}, figure"
+    _check(table, _FIGURE, where, needed=("x", "metric"))
+    metric = table["metric"]
+    for part in parts.values():
+        if metric not in part.metrics:
+            raise NearkinError(f"In {where} data.{part.name} has no {metric!r}.{nearest(metric, part.metrics)}")
+    return Axes(table["x"], metric, table.get("scale", "linear"))
+
+
+def _check_points(suite: Suite, where: str) -> None:
+    """Rows that say where they stand need a figure, a figure needs such rows, and no two may stand on one spot."""
+    seen: dict[tuple[str, float], str] = {}
+    for row in suite.rows.values():
+        if suite.figure is None and (row.x is not None or row.series):
+            raise NearkinError(f"In {where}, row {row.name!r} has x or series and the suite no [figure]: write one.")
+        if row.x is None and row.series:
+            raise NearkinError(f"In {where}, row {row.name!r} has a series but no x: say where on the curve it stands.")
+        if suite.figure and row.x is not None:
+            if not math.isfinite(row.x) or (suite.figure.scale == "log" and row.x <= 0):
+                raise NearkinError(f"In {where}, row {row.name!r} cannot stand at x = {row.x:g} on this axis.")
+            other = seen.setdefault((row.series, row.x), row.name)
+            if other != row.name:
+                raise NearkinError(
+                    f"In {where}, rows {other!r} and {row.name!r} stand at the same x of one series: give one a series."
+                )
+    if suite.figure and not seen:
+        raise NearkinError(f"In {where} there is a figure and no row has x: write x = number in the rows of its curve.")
+
+
+def _part(name: str, table: Any, where: str) -> Part:
+    where = f"{where}, data.{name}"
+    _check(table, _PART, where, needed=("metrics",))
+    if not table["metrics"]:
+        raise NearkinError(f'In {where} metrics is empty: name what is shown, as in ["R@1", "MAP@R"].')
+    for metric in table["metrics"]:
+        _metric(metric, where)
+    return Part(name, table.get("read", name), tuple(table["metrics"]), _settings(table, where))
+
+
+def _row(table: Any, backbone: str, parts: Mapping[str, Part], where: str) -> Row:
+    where = f"{where}, row {table.get('name', '?')!r}" if isinstance(table, dict) else where
+    _check(table, _ROW, where, needed=("name",))
+    given = table.get("method", {})
+    methods = dict.fromkeys(parts, given) if isinstance(given, str) else given
+    for what, by_data in (("method", methods), ("paper", table.get("paper", {}))):
+        for name in by_data:
+            if name not in parts:
+                raise NearkinError(f"In {where} {what}.{name} is for no data set of the suite.{nearest(name, parts)}")
+    for spec in methods.values():
+        if not isinstance(spec, str):
+            raise NearkinError(f"In {where} method is {_words(_ROW['method'])}, not {spec!r}.")
+        parse(spec)
+    paper = {name: _numbers(numbers, f"{where}, paper.{name}") for name, numbers in table.get("paper", {}).items()}
+    return Row(
+        name=table["name"],
+        methods=methods,
+        settings=_settings(table, where),
+        paper=paper,
+        backbone=table.get("backbone", backbone),
+        dim=table.get("dim"),
+        scores=table.get("scores", "after"),
+        note=table.get("note", ""),
+        baseline=table.get("baseline", ""),
+        variant=table.get("variant", False),
+        x=table.get("x"),
+        series=table.get("series", ""),
+    )
+
+
+def _numbers(table: Any, where: str) -> dict[str, Published]:
+    _check(table, dict.fromkeys(table if isinstance(table, dict) else (), object), where)
+    numbers = {}
+    for name, value in table.items():
+        _metric(name, where)
+        pair = value if isinstance(value, list) else [value]
+        if len(pair) not in (1, 2) or not all(fits(v, float) for v in pair):
+            raise NearkinError(f"In {where} {name} is a percentage, or [percentage, spread], not {value!r}.")
+        numbers[name] = Published(*map(float, pair))
+    return numbers
+
+
+def _other_methods(rows: Mapping[str, Row], parts: Mapping[str, Part], backbone: str) -> dict[str, Row]:
+    known = {parse(spec).name for row in rows.values() for spec in row.methods.values()}
+    others = [name for name in sorted({**LOSSES, **STRATEGIES}) if name not in known]
+    plain = Row("", {}, {}, {}, backbone, None, "after", "", "", False, None, "")
+    return {name: replace(plain, name=name, methods=dict.fromkeys(parts, name)) for name in others}
+
+
+def _settings(table: Mapping[str, Any], where: str) -> dict[str, Any]:
+    settings: dict[str, Any] = table.get("settings", {})
+    for name in OWN:
+        if name in settings:
+            raise NearkinError(f"In {where} {name} is not a setting: a suite has rows, data sets, metrics and seeds.")
+    return settings
+
+
+def _metric(name: Any, where: str) -> None:
+    """Refuse what is no metric; words may stand behind its name."""
+    metric = name.split(" ")[0] if isinstance(name, str) else name
+    try:
+        if metric not in CLUSTERING:
+            parse_metric(metric)
+    except (NearkinError, TypeError) as error:
+        raise NearkinError(f"In {where}: {error}") from None
+
+
+def _check(table: Any, known: Mapping[str, Any], where: str, needed: tuple[str, ...] = ()) -> None:
+    if not isinstance(table, dict):
+        raise NearkinError(f"In {where} a table of keys and values belongs, not {table!r}.")
+    for name, value in table.items():
+        if name not in known:
+            raise NearkinError(f"In {where} there is no {name!r}.{nearest(name, known)} See the suites of nearkin.")
+        if not fits(value, known[name]):
+            raise NearkinError(f"In {where} {name} is {_words(known[name])}, not {value!r}.")
+    for name in needed:
+        if name not in table:
+            raise NearkinError(f"In {where} {name} is missing.")
+
+
+def _words(hint: Any) -> str:
+    return {dict: "a table", list: "a list", str | dict: "a spec, or one a data set"}.get(hint) or words(hint)

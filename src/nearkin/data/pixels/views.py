@@ -1,0 +1,319 @@
+"""From stored pixels to the network's input, a batch at a time on the device; no value is read back to the host.
+
+A crop that is resized and mirrored is separable: out = Y · image · Xᵀ, where the rows of Y and X are the weights with
+which an antialiased bilinear resize reads the crop. So a batch is two batched matrix products, whatever the sizes of
+its images. On a GPU they run in float16, which holds 0 … 255 exactly; the result is within a third of a grey level.
+"""
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Generator, Tensor
+from torch.nn import functional as F
+
+from nearkin.data.pixels.tiles import Pixels
+from nearkin.errors import NearkinError
+from nearkin.spec import check_options, look_up, parse
+
+TRIES = 10  # draws of a random resized crop before the largest central one is taken
+
+Augment = Callable[[Pixels, Generator], Tensor]
+
+
+class Normalise(NamedTuple):
+    """What a network expects: (x - mean) / std of RGB pixels in 0 … 1, and perhaps the channels in reverse."""
+
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    bgr: bool = False
+
+
+class Boxes(NamedTuple):
+    """What each image of a batch is read from, y and x: [B, 2] float each."""
+
+    start: Tensor  # first pixel of the crop
+    extent: Tensor  # its length
+    outputs: int  # the length it is resized to
+    skip: Tensor | int = 0  # how many of these come before the first that is wanted
+
+
+class Kind(Protocol):
+    """An augmentation: pixels [B, C, size, size] in 0 … 255 from a batch and `draws` uniform numbers an image."""
+
+    draws: int
+
+    def apply(self, pixels: Pixels, draws: Tensor) -> Tensor:
+        """What happens to an image depends on it and on its row of draws alone."""
+
+
+def short_side(size: int) -> int:
+    """The short side at which images are stored for crops of `size`: 256 for 224, and in proportion."""
+    return round(size * 256 / 224)
+
+
+def augment(text: str, *, size: int, short: int, normalise: Normalise, compiled: bool = False) -> Augment:
+    """The augmentation that a spec such as `resized_crop(scale=(0.16, 1))` describes, for images stored at `short`.
+
+    `compiled` fuses it with torch.compile: fewer, larger kernels on a GPU after some seconds the first time.
+    """
+    call = parse(text)
+    entry = look_up(call.name, AUGMENTS, what="augmentation")
+    if call.args:
+        raise NearkinError(f"{call.name} takes options as key=value and nothing else: {text!r}.")
+    options = check_options(call, entry, given=("size", "short"))
+    _check_size(size, short)
+    kind: Kind = entry(size=size, short=short, **options)
+    finish = _Finish(normalise)
+
+    def whole(pixels: Pixels, draws: Tensor, scaling: tuple[Tensor, Tensor]) -> Tensor:
+        return finish(kind.apply(pixels, draws), scaling)
+
+    run = torch.compile(whole) if compiled else whole
+
+    @torch.no_grad()
+    def view(pixels: Pixels, rng: Generator) -> Tensor:
+        device = pixels.canvas.device
+        draws = torch.rand(len(pixels.size), kind.draws, generator=rng, device=rng.device)
+        return run(pixels, draws.to(device, non_blocking=True), finish.scaling(device))
+
+    return view
+
+
+def centre(size: int, normalise: Normalise, *, short: int | None = None) -> Callable[[Pixels], Tensor]:
+    """The test-time view: the central square of `size`. With `short`, the side images are stored at, it is checked."""
+    if short is not None:
+        _check_size(size, short)
+    finish = _Finish(normalise)
+
+    def view(pixels: Pixels) -> Tensor:
+        return finish(central(pixels, size), finish.scaling(pixels.canvas.device))
+
+    return view
+
+
+class ResizedCrop:
+    """A random part of the area (`scale`) with a random width to height (`ratio`), resized to the square."""
+
+    draws = 2 * TRIES + 3
+
+    def __init__(
+        self,
+        *,
+        size: int,
+        short: int,  # noqa: ARG002 (every augmentation is made with the same arguments)
+        scale: tuple[float, float] = (0.08, 1.0),
+        ratio: tuple[float, float] = (3 / 4, 4 / 3),
+        flip: bool = True,
+    ) -> None:
+        self.size, self.flip = size, flip
+        self.scale, self.ratio = _interval("scale", scale, most=1.0), _interval("ratio", ratio)
+
+    def apply(self, pixels: Pixels, draws: Tensor) -> Tensor:
+        """Draw a box for each image and read it."""
+        boxes = resized_boxes(pixels.size, draws[:, :-1], scale=self.scale, ratio=self.ratio, size=self.size)
+        return crop(pixels.canvas, boxes, size=self.size, flip=self.flip & (draws[:, -1] < 0.5))
+
+
+class Crop:
+    """A random square of `size`, out of the image squashed to a square of the stored side, or as it is (`squash`)."""
+
+    draws = 3
+
+    def __init__(self, *, size: int, short: int, flip: bool = True, squash: bool = True) -> None:
+        self.size, self.short, self.flip, self.squash = size, short, flip, squash
+
+    def apply(self, pixels: Pixels, draws: Tensor) -> Tensor:
+        """Draw the corner of each square and read it."""
+        if self.squash:
+            boxes = squashed_boxes(pixels.size, draws[:, :2], short=self.short, size=self.size)
+        else:
+            boxes = plain_boxes(pixels.size, draws[:, :2], size=self.size)
+        return crop(pixels.canvas, boxes, size=self.size, flip=self.flip & (draws[:, 2] < 0.5))
+
+
+class Affine:
+    """The central square turned (± `rotate` radians), scaled (± `scale`) and shifted (± `shift` of half its width).
+
+    What comes in from outside the square is its mirror image, so that a background goes on as it is.
+    """
+
+    draws = 5
+
+    def __init__(
+        self,
+        *,
+        size: int,
+        short: int,  # noqa: ARG002
+        rotate: float = 0.25,
+        scale: float = 0.15,
+        shift: float = 0.15,
+        flip: bool = False,
+    ) -> None:
+        self.size, self.flip = size, flip
+        self.rotate, self.scale, self.shift = rotate, scale, shift
+        if min(rotate, scale, shift) < 0 or scale >= 1:
+            raise NearkinError(f"affine moves by rotate ≥ 0, 0 ≤ scale < 1, shift ≥ 0, not {rotate}, {scale}, {shift}.")
+
+    def apply(self, pixels: Pixels, draws: Tensor) -> Tensor:
+        """Work out where each output pixel is read from, and read there."""
+        square = central(pixels, self.size)
+        angle, zoom, dx, dy = (2 * draws[:, :4, None, None] - 1).unbind(1)  # [B, 1, 1] each, -1 … 1
+        angle, zoom = self.rotate * angle, 1 + self.scale * zoom
+        mirror = torch.where(self.flip & (draws[:, 4, None, None] < 0.5), -1, 1)
+        cos, sin = zoom * angle.cos(), zoom * angle.sin()
+        x = (2 * torch.arange(self.size, device=square.device) + 1) / self.size - 1  # middles of pixels in -1 … 1
+        y, x = x[:, None], mirror * x
+        # Not by affine_grid, nor with x and y side by side in memory: on a CPU either takes longer than all the rest.
+        grid = torch.stack([cos * x - sin * y + self.shift * dx, sin * x + cos * y + self.shift * dy], 1)
+        grid = grid.permute(0, 2, 3, 1)
+        with torch.autocast(square.device.type, enabled=False):
+            return F.grid_sample(square.float(), grid, padding_mode="reflection", align_corners=False)
+
+
+class Nothing:
+    """The central square, as at test time."""
+
+    draws = 0
+
+    def __init__(self, *, size: int, short: int) -> None:  # noqa: ARG002
+        self.size = size
+
+    def apply(self, pixels: Pixels, draws: Tensor) -> Tensor:  # noqa: ARG002
+        """Leave all as it is."""
+        return central(pixels, self.size)
+
+
+AUGMENTS: dict[str, type] = {"resized_crop": ResizedCrop, "crop": Crop, "affine": Affine, "none": Nothing}
+
+
+def central(pixels: Pixels, size: int) -> Tensor:
+    """The central square of each image, uint8 [B, C, size, size]; odd margins as Python's round() divides them."""
+    height, width = pixels.canvas.shape[2:]
+    if min(height, width) < size:
+        raise NearkinError(
+            f"A crop of {size} pixels does not fit into images of {min(height, width)}: store them larger."
+        )
+    if height == width == size:
+        return pixels.canvas
+    corner = ((pixels.size - size) / 2).round().long().clamp_min(0)
+    steps = torch.arange(size, device=pixels.canvas.device)
+    y, x = corner[:, :1] + steps, corner[:, 1:] + steps
+    rows = pixels.canvas.gather(2, y[:, None, :, None].expand(-1, pixels.canvas.shape[1], -1, width))
+    return rows.gather(3, x[:, None, None, :].expand(-1, pixels.canvas.shape[1], size, -1))
+
+
+def resized_boxes(
+    sizes: Tensor, draws: Tensor, *, scale: tuple[float, float], ratio: tuple[float, float], size: int
+) -> Boxes:
+    """Random parts of images [B, 2] from uniform draws [B, 2 · TRIES + 2]: the first try that fits, else a central box.
+
+    The area is uniform in `scale`, the logarithm of width over height uniform in that of `ratio`. The last resort is
+    the largest central box of the nearest ratio.
+    """
+    whole = sizes.to(draws.dtype).unsqueeze(2)  # [B, 2, 1]
+    height, width = whole.unbind(1)
+    low, high = ratio
+    area = height * width * (scale[0] + (scale[1] - scale[0]) * draws[:, :TRIES])
+    shape = (math.log(low) + (math.log(high) - math.log(low)) * draws[:, TRIES : 2 * TRIES]).exp()
+    tries = torch.stack([area / shape, area * shape], 1).sqrt()  # [B, 2, TRIES]
+    resort = torch.minimum(whole, torch.stack([width / low, height * high], 1).round())  # always fits
+    extent = torch.cat([tries.round(), resort], 2)
+    fits = ((extent >= 1) & (extent <= whole)).all(1, keepdim=True)
+    number = torch.arange(TRIES + 1, device=sizes.device)
+    first = torch.where(fits, number, TRIES).amin(2, keepdim=True)  # [B, 1, 1]
+    extent = extent.gather(2, first.expand(-1, 2, 1)).squeeze(2)
+    room = whole.squeeze(2) - extent
+    start = torch.where(first.squeeze(2) < TRIES, _integers(draws[:, 2 * TRIES :], room), (room / 2).floor())
+    return Boxes(start, extent, size)
+
+
+def squashed_boxes(sizes: Tensor, draws: Tensor, *, short: int, size: int) -> Boxes:
+    """A random square of `size` out of each image [B, 2] squashed to `short` × `short`, from uniform draws [B, 2]."""
+    skip = _integers(draws, short - size)
+    return Boxes(torch.zeros_like(draws), sizes.to(draws.dtype), short, skip)
+
+
+def plain_boxes(sizes: Tensor, draws: Tensor, *, size: int) -> Boxes:
+    """A random square of `size` out of each image [B, 2], from uniform draws [B, 2]; nothing is resized."""
+    start = _integers(draws, sizes - size)
+    return Boxes(start, torch.full_like(start, size), size)
+
+
+def crop(canvas: Tensor, boxes: Boxes, *, size: int, flip: Tensor) -> Tensor:
+    """Each image's box resized to size × size and mirrored where `flip` [B] says so: pixels [B, C, size, size]."""
+    half = canvas.device.type == "cuda"
+    dtype = torch.float16 if half else torch.float32
+    count = -(-size // 8) * 8 if half else size  # half precision is fast only where rows are aligned
+    batch, channels, height, width = canvas.shape
+    # Both axes at once, as long as the longer one, for half as many kernels.
+    both = weights(boxes, max(height, width), size=size, count=count, flip=flip, dtype=dtype)
+    down, along = both[:, 0, :, :height], both[:, 1, :, :width]
+    with torch.autocast(canvas.device.type, enabled=False):
+        narrow = torch.bmm(canvas.to(dtype).view(batch, channels * height, width), along.mT)
+        planes = narrow.view(batch, channels, height, count).unbind(1)
+        return torch.stack([torch.bmm(down, plane) for plane in planes], 1)[:, :, :size, :size]
+
+
+def weights(boxes: Boxes, length: int, *, size: int, count: int, flip: Tensor, dtype: torch.dtype) -> Tensor:
+    """With which weight each of `length` pixels of an axis enters each output: [B, 2, count, length], rows sum to 1.
+
+    `flip` is for x alone. Outputs from `size` on are there for alignment and mean nothing.
+    """
+    start, extent = boxes.start.unsqueeze(2), boxes.extent.unsqueeze(2)  # [B, 2, 1]
+    skip = boxes.skip.unsqueeze(2) if isinstance(boxes.skip, Tensor) else boxes.skip
+    output = torch.arange(count, device=start.device, dtype=start.dtype)
+    mirrored = torch.stack([torch.zeros_like(flip), flip], 1).unsqueeze(2)
+    output = torch.where(mirrored, size - 1 - output, output) + skip
+    scale = extent / boxes.outputs
+    reach = scale.clamp_min(1)  # how far a triangle reaches: antialiasing when shrinking, plain bilinear when growing
+    middle = (output + 0.5) * scale / reach  # [B, 2, count]
+    pixel = torch.arange(length, device=start.device, dtype=start.dtype) - start
+    # What lies outside the box is infinitely far away, so that the border of the crop cuts the triangles off.
+    place = torch.where((pixel >= 0) & (pixel < extent), (pixel + 0.5) / reach, math.inf)  # [B, 2, length]
+    triangles = (1 - (middle.unsqueeze(3) - place.unsqueeze(2)).abs_()).relu_()
+    return (triangles / triangles.sum(3, keepdim=True).clamp_min(1e-6)).to(dtype)
+
+
+class _Finish:
+    """Pixels 0 … 255 to the network's input: one multiply and one add, contiguous float32."""
+
+    def __init__(self, normalise: Normalise) -> None:
+        mean, std, self.bgr = normalise
+        if len(mean) != len(std) or min(std, default=0.0) <= 0:
+            raise NearkinError(f"Mean {mean} and std {std} need one number a channel each, and no std of zero.")
+        factor, offset = [1 / (255 * s) for s in std], [-m / s for m, s in zip(mean, std, strict=True)]
+        self.scale = torch.tensor([factor, offset]).view(2, -1, 1, 1)
+        self.there: dict[torch.device, tuple[Tensor, Tensor]] = {}  # copied to a device once, not every step
+
+    def scaling(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Factor and offset [C, 1, 1] on a device."""
+        if device not in self.there:
+            factor, offset = self.scale.to(device, non_blocking=True)
+            self.there[device] = factor, offset
+        return self.there[device]
+
+    def __call__(self, x: Tensor, scaling: tuple[Tensor, Tensor]) -> Tensor:
+        factor, offset = scaling
+        if x.shape[1] != len(factor):
+            raise NearkinError(f"Images of {x.shape[1]} channels do not fit a network that expects {len(factor)}.")
+        done = (x * factor).add_(offset)
+        return (done.flip(1) if self.bgr else done).contiguous()
+
+
+def _integers(u: Tensor, most: Tensor | int) -> Tensor:
+    """Whole numbers 0 … most, equally likely, from u in [0, 1)."""
+    return (u * (most + 1)).floor()
+
+
+def _check_size(size: int, short: int) -> None:
+    if size < 1 or short < size:
+        raise NearkinError(f"Crops of {size} pixels cannot be cut from images stored at {short}: store them larger.")
+
+
+def _interval(name: str, pair: tuple[float, float], *, most: float = math.inf) -> tuple[float, float]:
+    if not 0 < pair[0] <= pair[1] <= most:
+        limit = "" if most == math.inf else f" ≤ {most:g}"
+        raise NearkinError(f"{name} is a pair (low, high) with 0 < low ≤ high{limit}, not {pair}.")
+    return pair

@@ -1,0 +1,265 @@
+"""`evaluate`: embeddings and labels in, percentages out."""
+# MERGED: Who is searched for where, as data: ids of the queries, ids of the gallery, and whether an item may find itself.
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal, overload
+from typing import Protocol as Structure
+
+import torch
+from torch import Tensor
+
+from nearkin.errors import NearkinError
+from nearkin.evaluation.clustering import clustering_scores
+from nearkin.evaluation.metrics import CLUSTERING, DEFAULT_METRICS, Metric, depth_of, parse_metric
+from nearkin.evaluation.positive_ranks import Sides, count_relevant, stream_ranks
+from nearkin.space import Space, at_least_float32, check_space
+
+Progress = Callable[[int, int], None]
+
+
+class Scores(dict[str, float]):
+    """Metric name → percent (0 to 100), the mean over the queries that count."""
+
+    queries: int  # how many queries count
+    left_out: int  # how many do not, having no relevant item
+
+    def __init__(self, values: dict[str, float], *, queries: int, left_out: int) -> None:
+        super().__init__(values)
+        self.queries, self.left_out = queries, left_out
+
+
+@overload
+def evaluate(
+    embeddings: Tensor,
+    labels: Tensor,
+    *,
+    gallery: Tensor | None = None,
+    gallery_labels: Tensor | None = None,
+    metrics: Sequence[str] = DEFAULT_METRICS,
+    per_query: Literal[False] = False,
+    space: Space = "cosine",
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> Scores: ...
+@overload
+def evaluate(
+    embeddings: Tensor,
+    labels: Tensor,
+    *,
+    gallery: Tensor | None = None,
+    gallery_labels: Tensor | None = None,
+    metrics: Sequence[str] = DEFAULT_METRICS,
+    per_query: Literal[True],
+    space: Space = "cosine",
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> dict[str, Tensor]: ...
+def evaluate(
+    embeddings: Tensor,
+    labels: Tensor,
+    *,
+    gallery: Tensor | None = None,
+    gallery_labels: Tensor | None = None,
+    metrics: Sequence[str] = DEFAULT_METRICS,
+    per_query: bool = False,
+    space: Space = "cosine",
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> Scores | dict[str, Tensor]:
+    """Search each embedding [Q, D] among all others, or in a gallery [G, D], and score what is found.
+
+    `metrics` are names such as R@1, P@10, P@R, MAP@R, MAP@10, nDCG@10, NMI, AMI, F1. With `per_query` each retrieval
+    metric is a tensor [Q] on the CPU, NaN where a query has no relevant item. NMI, AMI and F1 cluster all items,
+    queries and gallery together, by k-means seeded with `seed`. `progress` is called with (queries done, of how many).
+    """
+    if (gallery is None) != (gallery_labels is None):
+        raise NearkinError("A gallery needs its labels and gallery_labels need their gallery: give both or neither.")
+    x, y = checked(embeddings, labels, what="embeddings")
+    if gallery is None or gallery_labels is None:
+        sides = Sides(x, y, x, y, torch.arange(len(y), device=y.device))
+    else:
+        v, z = checked(gallery, gallery_labels, what="gallery")
+        if v.shape[1] != x.shape[1]:
+            raise NearkinError(
+                f"The embeddings have {x.shape[1]} dimensions and the gallery {v.shape[1]}: they must agree."
+            )
+        dtype = torch.promote_types(x.dtype, v.dtype)
+        sides = Sides(x.to(dtype), y, v.to(x.device, dtype), z.to(y.device), torch.full_like(y, -1))
+    return score(sides, metrics=metrics, per_query=per_query, space=space, seed=seed, progress=progress)
+
+
+def checked(embeddings: Tensor, labels: Tensor, *, what: str) -> tuple[Tensor, Tensor]:
+    """Embeddings [N, D] of float32 or float64 and labels [N] of int64 on one device, or a sentence on what is wrong."""
+    v, y = torch.as_tensor(embeddings).detach(), torch.as_tensor(labels).detach()
+    if v.ndim != 2 or not v.numel():
+        raise NearkinError(
+            f"The {what} must be a matrix, one row for each item, and not empty: its shape is {tuple(v.shape)}."
+        )
+    if y.ndim != 1 or len(y) != len(v):
+        raise NearkinError(
+            f"The {what} have {len(v)} rows but the shape of their labels is {tuple(y.shape)}: give one label a row."
+        )
+    if y.is_floating_point() or y.is_complex():
+        raise NearkinError(
+            f"The labels of the {what} are {y.dtype}: give integers, since floats cannot tell large ids apart."
+        )
+    v = at_least_float32(v if v.is_cuda else v.cpu())
+    # A row whose norm is finite cannot overflow an inner product with another such row.
+    bad = torch.cat([~part.norm(dim=1).isfinite() for part in torch.split(v, 8192)])
+    if bad.any():
+        raise NearkinError(
+            f"The {what} hold NaN, infinite or overflowing values in {int(bad.sum())} of {len(v)} rows, "
+            f"the first of them row {int(bad.nonzero()[0])}: look for a diverged model."
+        )
+    return v, y.to(v.device, torch.int64)
+
+
+@torch.no_grad()
+def score(
+    sides: Sides, *, metrics: Sequence[str], per_query: bool, space: Space, seed: int, progress: Progress | None
+) -> Scores | dict[str, Tensor]:
+    """Score checked sides: the values of each query, or their means and the clustering metrics."""
+    space, names = check_space(space), [metrics] if isinstance(metrics, str) else list(metrics)
+    if not names:
+        raise NearkinError("No metric was asked for: name one, for example R@1.")
+    clustering = [name for name in names if name in CLUSTERING]
+    if per_query and clustering:
+        raise NearkinError(f"{clustering[0]} has no value per query: leave it out, or ask without per_query.")
+    retrieval = [parse_metric(name) for name in names if name not in CLUSTERING]
+    counted = int((count_relevant(sides) > 0).sum())
+    if retrieval and not counted:
+        raise NearkinError(
+            "No query has a relevant item to find: some class needs another item, in the gallery if there is one."
+        )
+    values = _per_query(sides, retrieval, space=space, progress=progress) if retrieval else {}
+    if per_query:
+        return values
+    scores = {name: float(value.nanmean()) for name, value in values.items()}
+    if clustering:
+        scores |= clustering_scores(*_all_items(sides), metrics=clustering, space=space, seed=seed)
+    total = len(sides.query_labels)
+    return Scores({name: scores[name] for name in names}, queries=counted, left_out=total - counted)
+
+
+def _per_query(sides: Sides, metrics: list[Metric], *, space: Space, progress: Progress | None) -> dict[str, Tensor]:
+    total = len(sides.query_labels)
+    values = {m.name: torch.empty(total, dtype=torch.float64, device=sides.queries.device) for m in metrics}
+    for part, ranks in stream_ranks(sides, space=space, depth=depth_of(metrics)):
+        for metric in metrics:
+            values[metric.name][part] = metric.values(ranks)
+        if progress:
+            progress(part.stop, total)
+    return {name: value.cpu() for name, value in values.items()}
+
+
+def _all_items(sides: Sides) -> tuple[Tensor, Tensor]:
+    """Queries and gallery together, each item once, with their labels: what papers cluster is the whole test set."""
+    alone = sides.own < 0
+    if not alone.any():
+        return sides.gallery, sides.gallery_labels
+    return (
+        torch.cat([sides.queries[alone], sides.gallery]),
+        torch.cat([sides.query_labels[alone], sides.gallery_labels]),
+    )
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """Ids are row numbers of the embeddings; an item may stand on both sides, or on none."""
+
+    query: Tensor  # [Q] int64
+    gallery: Tensor  # [G] int64
+    drop_self: bool = True  # an item on both sides never finds itself; without it, it counts as two items
+
+
+class Labelled(Structure):
+    """What a protocol is made from: labels, and masks where the data set names its queries and its gallery."""
+
+    @property
+    def labels(self) -> Tensor: ...  # [N] int64
+    @property
+    def query(self) -> Tensor | None: ...  # [N] bool
+    @property
+    def gallery(self) -> Tensor | None: ...  # [N] bool
+
+
+def leave_self_out(count: int) -> Protocol:
+    """Each item is searched among all the others."""
+    return Protocol(torch.arange(count), torch.arange(count))
+
+
+def protocol_of(images: Labelled) -> Protocol:
+    """Query/gallery where the images name both, else leave-self-out."""
+    if images.query is None and images.gallery is None:
+        return leave_self_out(len(images.labels))
+    if images.query is None or images.gallery is None:
+        raise NearkinError("Only one of query and gallery is marked: mark the items of both, or of neither.")
+    protocol = Protocol(images.query.nonzero().flatten(), images.gallery.nonzero().flatten())
+    for side, ids in (("query", protocol.query), ("gallery", protocol.gallery)):
+        if not len(ids):
+            raise NearkinError(f"No item is marked as {side}: mark some, or mark neither queries nor gallery.")
+    return protocol
+
+
+@overload
+def evaluate_under(
+    protocol: Protocol,
+    embeddings: Tensor,
+    labels: Tensor,
+    *,
+    metrics: Sequence[str] = DEFAULT_METRICS,
+    per_query: Literal[False] = False,
+    space: Space = "cosine",
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> Scores: ...
+@overload
+def evaluate_under(
+    protocol: Protocol,
+    embeddings: Tensor,
+    labels: Tensor,
+    *,
+    metrics: Sequence[str] = DEFAULT_METRICS,
+    per_query: Literal[True],
+    space: Space = "cosine",
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> dict[str, Tensor]: ...
+def evaluate_under(
+    protocol: Protocol,
+    embeddings: Tensor,
+    labels: Tensor,
+    *,
+    metrics: Sequence[str] = DEFAULT_METRICS,
+    per_query: bool = False,
+    space: Space = "cosine",
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> Scores | dict[str, Tensor]:
+    """As `evaluate`, from embeddings [N, D] and labels [N] of all items; `per_query` in the order of protocol.query."""
+    x, y = checked(embeddings, labels, what="embeddings")
+    sides = _sides(protocol, x, y)
+    return score(sides, metrics=metrics, per_query=per_query, space=space, seed=seed, progress=progress)
+
+
+def _sides(protocol: Protocol, x: Tensor, y: Tensor) -> Sides:
+    query, gallery = (_checked_ids(ids, len(y)).to(y.device) for ids in (protocol.query, protocol.gallery))
+    place = torch.full_like(y, -1)
+    if protocol.drop_self:
+        place[gallery] = torch.arange(len(gallery), device=y.device)
+    own = place[query]
+    return Sides(_rows(x, query), y[query], _rows(x, gallery), y[gallery], own)
+
+
+def _checked_ids(ids: Tensor, count: int) -> Tensor:
+    if not len(ids) or int(ids.min()) < 0 or int(ids.max()) >= count or len(torch.unique(ids)) != len(ids):
+        raise NearkinError(
+            f"A protocol's ids must be some of the rows 0 to {count - 1}, each at most once: check who made it."
+        )
+    return ids
+
+
+def _rows(x: Tensor, ids: Tensor) -> Tensor:
+    """Those rows; x itself where they are all of it, in order, since a large gallery is better not copied."""
+    return x if len(ids) == len(x) and bool((ids == torch.arange(len(x), device=x.device)).all()) else x[ids]

@@ -1,6 +1,0 @@
-"""An index of embeddings with one face for all stores: a folder, PostgreSQL with pgvector, Qdrant."""
-
-from nearkin.index.base import KINDS, Hit, Index, Item, Kind
-from nearkin.index.open import create_index, open_index
-
-__all__ = ["KINDS", "Hit", "Index", "Item", "Kind", "create_index", "open_index"]

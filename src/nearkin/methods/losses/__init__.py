@@ -1,0 +1,50 @@
+"""The losses, one paper a file; a new one is a file and a row of this table."""
+
+from nearkin.methods.base import Loss
+from nearkin.methods.losses.angular import Angular
+from nearkin.methods.losses.arcface import ArcFace
+from nearkin.methods.losses.circle import Circle
+from nearkin.methods.losses.contrastive import Contrastive
+from nearkin.methods.losses.cosface import CosFace
+from nearkin.methods.losses.fast_ap import FastAP
+from nearkin.methods.losses.lifted import Lifted
+from nearkin.methods.losses.margin import Margin
+from nearkin.methods.losses.mpa import MPA
+from nearkin.methods.losses.mpa_ap import MPAAP
+from nearkin.methods.losses.mpa_dw import MPADW
+from nearkin.methods.losses.multi_similarity import MultiSimilarity
+from nearkin.methods.losses.n_pair import NPair
+from nearkin.methods.losses.norm_softmax import NormSoftmax
+from nearkin.methods.losses.proxy_anchor import ProxyAnchor
+from nearkin.methods.losses.proxy_gml import ProxyGML
+from nearkin.methods.losses.proxy_nca import ProxyNCA
+from nearkin.methods.losses.proxy_nca_pp import ProxyNCAPP
+from nearkin.methods.losses.ranked_list import RankedList
+from nearkin.methods.losses.soft_triple import SoftTriple
+from nearkin.methods.losses.supcon import SupCon
+from nearkin.methods.losses.triplet import Triplet
+
+LOSSES: dict[str, type[Loss]] = {
+    "angular": Angular,
+    "arcface": ArcFace,
+    "circle": Circle,
+    "contrastive": Contrastive,
+    "cosface": CosFace,
+    "fast_ap": FastAP,
+    "lifted": Lifted,
+    "margin": Margin,
+    "mpa": MPA,
+    "mpa_ap": MPAAP,
+    "mpa_dw": MPADW,
+    "multi_similarity": MultiSimilarity,
+    "n_pair": NPair,
+    "norm_softmax": NormSoftmax,
+    "proxy_anchor": ProxyAnchor,
+    "proxy_gml": ProxyGML,
+    "proxy_nca": ProxyNCA,
+    "proxy_nca_pp": ProxyNCAPP,
+    "ranked_list": RankedList,
+    "soft_triple": SoftTriple,
+    "supcon": SupCon,
+    "triplet": Triplet,
+}

@@ -1,0 +1,73 @@
+"""Angular. Wang, Zhou, Wen, Liu, Lin: Deep Metric Learning with Angular Loss. ICCV 2017.
+
+The angle at the negative corner of every triangle of a sample, its kin and a negative is held below α.
+
+    L = 1/|𝒫| Σ_{(i,j)∈𝒫} log(1 + Σ_{k∈N_i} exp f_ijk)  +  w L_n_pair
+    f_ijk = 4 tan²α (x_i + v_j)·v_k − 2 (1 + tan²α) x_i·v_j
+
+Symbols
+    x, v samples and references as the space has them (unit vectors by default); N_i the references of other
+    classes than sample i; 𝒫 the pairs (i, j) of a sample and a reference of its class, for each i only the K of
+    smallest similarity s_ij where there are more (`positives`), |𝒫| at least 1; α the angle in degrees (`angle`).
+    A pair without negatives adds log 1 = 0 and counts in |𝒫|.
+    w weight of the N-pair loss (`n_pair`), 1/|𝒫'| Σ_{(i,j)∈𝒫'} log(1 + Σ_{k∈N_i} exp(s_ik − s_ij)) over all pairs 𝒫'
+    of a sample and a reference of its class, without the norm term.
+    Weights ω multiply inside: 4 tan²α ω_ik (x_i + v_j)·v_k − 2 (1 + tan²α) ω_ij x_i·v_j; and s in the N-pair loss.
+
+Settings
+    α = 45°, 2 images a class; with N-pair, L_n_pair + 2 L (λ = 2 in public code): here w = 0.5, at twice the rate.
+
+Departures
+    The N-pair term compares the same unit vectors; public code leaves them unnormalised there.
+    The paper pairs each sample with one positive; here with up to K = 8 of them, the hardest: all of them in
+    a usual batch, and a bound on memory, B·K·R numbers, where the references are a memory.
+
+Relations
+    `n_pair` compares inner products alone, without the third side v_j·v_k.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from nearkin.errors import NearkinError, zero_or_more
+from nearkin.methods.base import Loss
+from nearkin.methods.losses.n_pair import n_pair
+from nearkin.methods.relation import Relation, log1p_sum_exp, mean_where
+
+
+def angular(r: Relation, *, angle: float, positives: int, weights: Tensor | None = None) -> Tensor:
+    """The first term of the loss: over each sample's hardest positives and all its negatives."""
+    t = math.tan(math.radians(angle)) ** 2
+    K = min(positives, r.s.shape[1])
+    j = torch.where(r.pos, -r.s.detach(), -torch.inf).topk(K, dim=1).indices  # [B, K]
+    taken = r.pos.gather(1, j)
+    v = r.vectors[j]  # [B, K, D]
+    third = (r.x[:, None] + v) @ r.vectors.T  # [B, K, R]
+    side = (r.x[:, None] * v).sum(-1)
+    if weights is not None:
+        third, side = weights[:, None] * third, weights.gather(1, j) * side
+    f = 4 * t * third - 2 * (1 + t) * side[:, :, None]
+    among = taken[:, :, None] & r.neg[:, None]
+    return mean_where(log1p_sum_exp(f.flatten(0, 1), among.flatten(0, 1), by="row"), taken.flatten())
+
+
+class Angular(Loss):
+    """The angular loss, alone or with N-pair."""
+
+    images_per_class = 2
+    one_a_class = True
+
+    def __init__(self, *, angle: float = 45.0, n_pair: float = 0.0, positives: int = 8) -> None:
+        super().__init__()
+        zero_or_more("angular", n_pair=n_pair)
+        if not 0 < angle < 90 or positives < 1:
+            raise NearkinError(
+                f"angular takes an angle of 0 to 90 degrees and at least 1 positive, not {angle} and {positives}."
+            )
+        self.angle, self.n_pair, self.positives = angle, n_pair, positives
+
+    def objective(self, r: Relation, weights: Tensor | None = None) -> Tensor:
+        value = angular(r, angle=self.angle, positives=self.positives, weights=weights)
+        return value + self.n_pair * n_pair(r, weights) if self.n_pair else value

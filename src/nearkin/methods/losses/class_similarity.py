@@ -1,0 +1,102 @@
+"""What losses with K proxies a class share: from proxies to classes, and the regulariser that holds a class together.
+
+Numbers as in Saeki, Kawahara, Aman: Multi Proxy Anchor Family Loss for Several Types of Gradients. 2023.
+
+    S(x, c) = Σ_k p_k s(x, w_ck),   p_k = exp(s(x, w_ck)/γ) / Σ_l exp(s(x, w_cl)/γ)                      soft   (1)
+    S(x, c) = max_k s(x, w_ck)                                                                           max    (§3.2)
+    S(x, c) = 1/K Σ_k s(x, w_ck)                                                                         mean   (§3.2)
+    R = 1/(C·K·(K − 1)) Σ_c Σ_{t<s} ‖w_cs − w_ct‖                                                               (3)
+
+On the unit sphere ‖w_cs − w_ct‖ = √(2 − 2 w_cs·w_ct), as Eq. 3 prints it. At K = 1 S is s and R is 0.
+
+At Stanford-Online-Products scale [B, C·K] and [C·K, D] are what memory goes into: Eq. 1 keeps s alone for its gradient,
+Eq. 3 is C blocks of K × K.
+"""
+
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from nearkin.methods.relation import Relation, count, largest, log_sum_exp, mean_where, total_of
+
+Similarity = Literal["soft", "max", "mean"]
+
+
+class _SoftMaximum(torch.autograd.Function):
+    """Eq. 1 over the last axis. The gradient p (1 + (s − S)/γ) forms p again instead of keeping it."""
+
+    @staticmethod
+    def forward(ctx: Any, s: Tensor, gamma: float) -> Tensor:
+        ctx.save_for_backward(s)
+        ctx.gamma = gamma
+        return torch.softmax(s / gamma, -1).mul_(s).sum(-1)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        (s,) = ctx.saved_tensors
+        p = torch.softmax(s / ctx.gamma, -1)
+        S = (p * s).sum(-1, keepdim=True)
+        return (s - S).div_(ctx.gamma).add_(1).mul_(p).mul_(gradient.unsqueeze(-1)), None
+
+
+class _Gram(torch.autograd.Function):
+    """Inner products [C, K, K] of each class's vectors [C, K, D]; one product in the gradient, not two."""
+
+    @staticmethod
+    def forward(ctx: Any, w: Tensor) -> Tensor:
+        ctx.save_for_backward(w)
+        return w @ w.mT
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        (w,) = ctx.saved_tensors
+        product: Tensor = (gradient + gradient.mT) @ w
+        return product
+
+
+def by_class(r: Relation, *, similarity: Similarity = "max", gamma: float = 0.1) -> Relation:
+    """The relation with a column for each class in place of its K proxies; `vectors` stay the proxies."""
+    K = r.per_class
+    if K <= 1:
+        return r
+    s = r.s.reshape(len(r.s), -1, K)
+    if similarity == "soft":
+        S: Tensor = _SoftMaximum.apply(s, gamma)  # type: ignore[no-untyped-call]  # Eq. 1
+    else:
+        S = s.amax(-1) if similarity == "max" else s.mean(-1)
+    # The masks are copied: a strided view would keep all of [B, C·K] until the gradient is taken.
+    pos, neg = r.pos[:, ::K].contiguous(), r.neg[:, ::K].contiguous()
+    return r._replace(s=S, pos=pos, neg=neg, columns=r.columns[::K], per_class=1)
+
+
+def class_weights(r: Relation, weights: Tensor | None) -> Tensor | None:
+    """Weights [B, C] of classes: the mean of the weights [B, C·K] of their proxies."""
+    if weights is None or r.per_class <= 1:
+        return weights
+    return weights.reshape(len(weights), -1, r.per_class).mean(-1)
+
+
+def regulariser(r: Relation, *, tau: float) -> Tensor:
+    """τ times Eq. 3; zero gradient where two proxies coincide. Called before `by_class`, its gradient comes after, when
+    that of Eq. 1 is done with its memory."""
+    K = r.per_class
+    if K <= 1 or tau == 0:
+        return r.s.new_zeros(())
+    G: Tensor = _Gram.apply(r.vectors.reshape(-1, K, r.vectors.shape[1]))  # type: ignore[no-untyped-call]
+    n = G.diagonal(dim1=1, dim2=2)
+    d = (n[:, :, None] + n[:, None, :] - 2 * G).clamp_min(1e-12).sqrt()
+    pairs = torch.ones(K, K, dtype=torch.bool, device=G.device).triu(1)
+    return tau * total_of(d, pairs) / (len(G) * K * (K - 1))  # Eq. 3
+
+
+def own(z: Tensor, r: Relation) -> Tensor:
+    """The sample's own exponent [B]: the largest of its positives; 0 where it has none."""
+    return torch.where(count(r.pos, by="row") > 0, largest(z, r.pos, by="row"), 0)
+
+
+def cross_entropy(z_own: Tensor, z: Tensor, r: Relation) -> Tensor:
+    """−log(e^z_own / (e^z_own + Σ_neg e^z)), averaged over the samples that have a positive."""
+    rest = log_sum_exp(z, r.neg, by="row")
+    return mean_where(F.softplus(rest - z_own, threshold=50), count(r.pos, by="row") > 0)

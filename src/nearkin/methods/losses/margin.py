@@ -1,0 +1,146 @@
+"""Margin. Wu, Manmatha, Smola, Krähenbühl: Sampling Matters in Deep Embedding Learning. ICCV 2017.
+
+Kin are to be nearer than a boundary, others farther, by a margin each; negatives are taken evenly over distances.
+
+    L = 1/n ( Σ_i Σ_{j∈P_i} (d_ij − β + α)_+ + Σ_i Σ_{j∈N_i} t_ij (β + α − d_ij)_+ + ν Σ_i |P_i| β )   (PROFS, Eq. 3.3)
+
+    all       t_ij = 1
+    hard      t_ij = 1 for the |P_i| nearest of N_i (all where there are fewer), else 0                (PROFS, §5.3)
+    distance  t_ij = |P_i| p_ij,  p_ij = ω_ij / Σ_{k∈N_i} ω_ik                                          (expected)
+              or how often j comes up in |P_i| independent draws from p_i                               (`drawn=True`)
+              log ω_ij = −(D−2) log δ_ij − (D−3)/2 log(1 − δ_ij²/4),  δ_ij = max(d_ij, `cutoff`)
+              (1 − δ²/4 at least 1e-6)
+              ω_ij = 0 where d_ij ≥ `upper`; where that leaves a row nothing, ω_ij = 1 for all of N_i
+
+Symbols
+    P_i, N_i references of the same and of other classes than sample i; d Euclidean distance; α margin (`margin`);
+    β boundary (`boundary`), with `learn` a parameter β_c of each class, that of sample i in row i, which learns `speed`
+    times as fast as the network; ν its weight (`nu`);
+    t_ij how often a negative counts (`sampling`); ω one over the density of distances on the D-dimensional sphere.
+    n = the number of non-zero hinges, negatives counted t_ij times (`over="nonzero"`), or Σ_i |P_i| + Σ_ij t_ij
+    (`over="all"`); where it is 0, n = 1. t is a constant of the gradient. Weights multiply the inside of each (·)_+.
+
+Settings
+    α = 0.2, β = 1.2 at the start, ν = 0, cutoff 0.5, upper 1.4 = α + β, 5 images a class; β learnt for each class, in
+    public code at 5e-4 beside a network's 1e-5.
+    PROFS: `sampling="hard"`, β learnt.
+
+Departures
+    The paper draws one negative for each positive; by default we take the mean over those draws in place of one
+    draw: the same sums on average without their noise. `drawn=True` draws with replacement; a draw is a function of
+    the row, the column and the number of steps so far, a buffer that `after_step` moves, so that a run resumes with
+    the draws it would have had. The paper also adds a β of all classes and one of each image; we have that of each
+    class alone.
+
+Relations
+    `contrastive(form="c2", reduce="sum")` is this with m⁺ = β − α, m⁻ = β + α, undivided (PROFS, Eq. 4.6).
+"""
+
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from nearkin.errors import above_zero, zero_or_more
+from nearkin.methods.base import Loss, Step
+from nearkin.methods.relation import Relation, count, distance, largest, log_sum_exp, top_of_row, total_of, weighted
+
+Sampling = Literal["distance", "all", "hard"]
+Over = Literal["nonzero", "all"]
+
+
+def probabilities(r: Relation, d: Tensor, *, cutoff: float, upper: float) -> Tensor:
+    """p_ij [B, R]: in inverse proportion to how many points of the sphere lie at that distance."""
+    D = r.x.shape[1]
+    delta = d.clamp(cutoff, upper)
+    log_omega = -(D - 2) * delta.log() - (D - 3) / 2 * (1 - delta.square() / 4).clamp_min(1e-6).log()
+    near = r.neg & (d < upper)
+    none = largest(log_omega, near, by="row").isneginf()[:, None]
+    among = torch.where(none, r.neg, near)
+    log_omega = torch.where(none, 0, log_omega)
+    return torch.where(among, (log_omega - log_sum_exp(log_omega, among, by="row")[:, None]).exp(), 0)
+
+
+def uniform(step: Tensor, like: Tensor) -> Tensor:
+    """Numbers in [0, 1), a function of the step and of their place alone (splitmix64, the top 24 bits)."""
+    z = torch.arange(1, like.numel() + 1, device=like.device).view(like.shape) + (step << 40)
+    z = z * -7046029254386353131
+    z = (z ^ (z >> 30 & 0x3FFFFFFFF)) * -4658895280553007687
+    z = (z ^ (z >> 27 & 0x1FFFFFFFFF)) * -7723592293110705685
+    return ((z ^ (z >> 31 & 0x1FFFFFFFF)) >> 40 & 0xFFFFFF).to(like.dtype) / 2**24
+
+
+def draw(p: Tensor, each: Tensor, u: Tensor) -> Tensor:
+    """How often each column comes up where every pair of the mask `each` draws one from its row's p, by u in [0, 1)."""
+    cumulative = p.contiguous().cumsum(1)
+    end = cumulative[:, -1:]
+    column = torch.searchsorted(cumulative, u * end, right=True).clamp_max(p.shape[1] - 1)
+    times = torch.zeros_like(p).scatter_add_(1, column, (each & (end > 0)).to(p.dtype))
+    return torch.where(p > 0, times, 0)  # u may round up to the very end, where a column of no probability may be
+
+
+def margin_loss(
+    r: Relation, d: Tensor, t: Tensor, beta: Tensor, *, margin: float, nu: float, over: Over, weights: Tensor | None
+) -> Tensor:
+    """Eq. 3.3 with the boundary beta [B] of each row, and negatives that count t [B, R] times."""
+    pull = weighted(d - beta[:, None] + margin, weights).clamp_min(0)
+    push = weighted(beta[:, None] + margin - d, weights).clamp_min(0)
+    value = total_of(pull, r.pos) + total_of(t * push) + nu * total_of(count(r.pos, by="row") * beta)
+    n = total_of(r.pos & ((pull > 0) | (over == "all"))) + total_of(t, (push > 0) | (t > 0) & (over == "all"))
+    return value / torch.where(n > 0, n, 1)  # Eq. 3.3
+
+
+class Margin(Loss):
+    """The margin loss with distance-weighted, all or the hardest negatives."""
+
+    images_per_class = 5
+    steps: Tensor
+
+    def __init__(
+        self,
+        *,
+        classes: int,
+        margin: float = 0.2,
+        boundary: float = 1.2,
+        learn: bool = False,
+        speed: float = 50.0,
+        nu: float = 0.0,
+        sampling: Sampling = "distance",
+        drawn: bool = False,
+        cutoff: float = 0.5,
+        upper: float = 1.4,
+        over: Over = "nonzero",
+    ) -> None:
+        super().__init__()
+        above_zero("margin", boundary=boundary, cutoff=cutoff, upper=upper)
+        zero_or_more("margin", margin=margin, nu=nu, speed=speed)
+        self.margin, self.nu, self.cutoff, self.upper, self.drawn = margin, nu, cutoff, upper, drawn
+        self.sampling: Sampling = sampling
+        self.over: Over = over
+        self.fixed, self.speed = float(boundary), speed
+        self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
+        self.boundary = nn.Parameter(torch.full((classes,), self.fixed)) if learn else None
+
+    def times(self, r: Relation, d: Tensor) -> Tensor:
+        """How often each negative counts, [B, R]; 0 for what is none."""
+        if self.sampling == "all":
+            return r.neg.to(d.dtype)
+        each = count(r.pos, by="row")
+        if self.sampling == "hard":
+            return top_of_row(-d, r.neg, each).to(d.dtype)
+        p = probabilities(r, d, cutoff=self.cutoff, upper=self.upper)
+        return draw(p, r.pos, uniform(self.steps, p)) if self.drawn else each[:, None] * p
+
+    def objective(self, r: Relation, weights: Tensor | None = None) -> Tensor:
+        d = distance(r)
+        beta = d.new_full((len(r.rows),), self.fixed) if self.boundary is None else self.boundary[r.rows]
+        t = self.times(r, d.detach())
+        return margin_loss(r, d, t, beta, margin=self.margin, nu=self.nu, over=self.over, weights=weights)
+
+    def after_step(self, step: Step) -> None:  # noqa: ARG002
+        if self.training:
+            self.steps += 1
+
+    @property
+    def known_classes(self) -> int | None:
+        return None if self.boundary is None else len(self.boundary)

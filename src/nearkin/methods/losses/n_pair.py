@@ -1,0 +1,65 @@
+"""N-pair. Sohn: Improved Deep Metric Learning with Multi-class N-pair Loss Objective. NIPS 2016.
+
+A softmax in which the one positive of a sample stands against the negatives of all other classes.
+
+    L = 1/|𝒫| Σ_{(i,j)∈𝒫} log(1 + Σ_{k∈N_i} exp(s_ik − s_ij))  +  λ/2 ( mean_i ‖x_i‖² + mean_j ‖v_j‖² )
+
+Symbols
+    𝒫 all pairs of a sample i and a reference j of its class, |𝒫| at least 1; N_i the references of other classes
+    than i; s inner product of unnormalised embeddings (space `inner`); x, v samples and references as the space has
+    them; λ weight of the norms (`norm`); the means run over all rows and all columns, without empty memory slots, and
+    are 0 where there is nothing. A pair without negatives adds log 1 = 0 and counts in |𝒫|.
+    Weights multiply s, that of the positive and that of the negatives; not the norms.
+
+Settings
+    2 images a class: N classes make a batch of 2N. λ = 0.002 as in public code.
+
+Departures
+    The paper compares the N first images with the N second ones, one negative a class. On a batch every sample is
+    compared with all others here: twice the anchors, twice the negatives. With references of one image a class
+    (`profs`, proxies) it is the paper's form.
+    Models are measured and searched by the cosine: by inner products the longest vectors would be near to all.
+    Larger classes: every positive has its own term (the paper has one).
+    In training embeddings begin short (`short_start`): from long ones the loss silences a pretrained network.
+
+Relations
+    PROFS with M = 1 step a projection; `supcon` has the other positives in the denominator too, and a temperature.
+    `angular` adds this.
+"""
+
+from torch import Tensor
+from torch.nn import functional as F
+
+from nearkin.errors import zero_or_more
+from nearkin.methods.base import Loss
+from nearkin.methods.relation import EMPTY, Relation, log_sum_exp, mean_where, weighted
+
+
+def n_pair(r: Relation, weights: Tensor | None = None) -> Tensor:
+    """The mean over positive pairs of the softmax loss against all negatives."""
+    s = weighted(r.s, weights)
+    negatives = log_sum_exp(s, r.neg, by="row")
+    return mean_where(F.softplus(negatives[:, None] - s, threshold=50), r.pos)
+
+
+def mean_square_norm(r: Relation) -> Tensor:
+    """Half the mean ‖x‖² of the samples plus half that of the references."""
+    samples = mean_where(r.x.square().sum(1), r.rows != EMPTY)
+    references = mean_where(r.vectors.square().sum(1), r.columns != EMPTY)
+    return (samples + references) / 2
+
+
+class NPair(Loss):
+    """N-pair with its norm regulariser."""
+
+    space = "inner"
+    images_per_class = 2
+    one_a_class = True
+
+    def __init__(self, *, norm: float = 0.002) -> None:
+        super().__init__()
+        zero_or_more("n_pair", norm=norm)
+        self.norm = norm
+
+    def objective(self, r: Relation, weights: Tensor | None = None) -> Tensor:
+        return n_pair(r, weights) + self.norm * mean_square_norm(r)

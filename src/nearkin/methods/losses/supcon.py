@@ -1,0 +1,49 @@
+"""SupCon. Khosla, Teterwak, Wang, Sarna, Tian, Isola, Maschinot, Liu, Krishnan: Supervised Contrastive Learning.
+NeurIPS 2020.
+
+Each positive stands in a softmax against all other references; the mean over positives is outside the logarithm.
+
+    L = mean_i  −1/|P_i| Σ_{j∈P_i} log( exp(s_ij/τ) / Σ_{k∈P_i∪N_i} exp(s_ik/τ) )                            (2, L_out)
+
+Symbols
+    P_i, N_i references of the same and of other classes than sample i, never i itself and no empty slot;
+    s cosine similarity; τ temperature (`temperature`); the mean runs over the samples with a positive and is 0
+    where there is none. Weights multiply s/τ above and below.
+
+Settings
+    τ = 0.1; two augmented views of each image.
+
+Departures
+    The paper sums over samples; we take the mean. Views are up to the batch: two images of a class serve as well.
+
+Relations
+    `n_pair` leaves the other positives out of the denominator and has no temperature.
+"""
+
+from torch import Tensor
+
+from nearkin.errors import above_zero
+from nearkin.methods.base import Loss
+from nearkin.methods.relation import Relation, count, log_sum_exp, mean_where, total, weighted
+
+
+def supcon(r: Relation, *, temperature: float, weights: Tensor | None = None) -> Tensor:
+    """Eq. 2, row by row."""
+    z = weighted(r.s / temperature, weights)
+    P = count(r.pos, by="row")
+    mean_positive = total(z, r.pos, by="row") / P.clamp_min(1)
+    return mean_where(log_sum_exp(z, r.pos | r.neg, by="row") - mean_positive, P > 0)  # Eq. 2
+
+
+class SupCon(Loss):
+    """Supervised contrastive loss, the sum over positives outside the logarithm."""
+
+    images_per_class = 4
+
+    def __init__(self, *, temperature: float = 0.1) -> None:
+        super().__init__()
+        above_zero("supcon", temperature=temperature)
+        self.temperature = temperature
+
+    def objective(self, r: Relation, weights: Tensor | None = None) -> Tensor:
+        return supcon(r, temperature=self.temperature, weights=weights)

@@ -1,0 +1,104 @@
+"""Proxies: trainable class representatives, K to a class, grouped by class, never below float32."""
+# MERGED: Greedy k-center: points that cover a set well, for many sets at once and without a loop over them.
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from nearkin.errors import NearkinError, zero_or_more
+from nearkin.methods.relation import References
+from nearkin.space import at_least_float32, never_lower
+
+Initial = Literal["normal", "means"]
+
+
+class Proxies(nn.Module):
+    """Vectors [C·K, D] with their labels; class c owns rows c·K … c·K + K − 1.
+
+    `speed` multiplies the learning rate (Proxy-Anchor's code: 100). `initial="normal"` draws N(0, 2/(C·K)) as that code
+    does; `"means"` takes class means of the data at the first check.
+    """
+
+    labels: Tensor
+    drawn: Tensor
+
+    def __init__(
+        self, classes: int, dim: int, *, per_class: int = 1, speed: float = 100.0, initial: Initial = "normal"
+    ) -> None:
+        super().__init__()
+        if classes < 1 or dim < 1 or per_class < 1:
+            raise NearkinError(
+                f"Proxies need at least one class, dimension and proxy a class: got {classes=} {dim=} {per_class=}."
+            )
+        zero_or_more("Proxies", speed=speed)
+        self.per_class, self.speed, self.initial = per_class, speed, initial
+        vectors = torch.randn(classes * per_class, dim) * (2 / (classes * per_class)) ** 0.5
+        self.vectors = nn.Parameter(vectors)
+        self.register_buffer("labels", torch.arange(classes).repeat_interleave(per_class))
+        self.register_buffer("drawn", torch.tensor(initial == "normal"))
+
+    @property
+    def classes(self) -> int:
+        return len(self.labels) // self.per_class
+
+    def references(self) -> References:
+        """All proxies, as what a batch is compared with."""
+        return References(self.vectors, self.labels, None, self.per_class)
+
+    @torch.no_grad()
+    def from_data(self, embed: Callable[[], Tensor], labels: Tensor) -> None:
+        """Once, where asked for: proxy k of a class becomes the mean of every K-th sample of it, from the k-th on."""
+        if bool(self.drawn):
+            return
+        x = at_least_float32(embed())
+        order = torch.argsort(labels, stable=True)
+        counts = torch.bincount(labels, minlength=self.classes)
+        starts = counts.cumsum(0) - counts
+        position = torch.empty_like(labels)
+        position[order] = torch.arange(len(labels), device=labels.device) - starts[labels[order]]
+        slot = labels * self.per_class + position % self.per_class
+        sums = torch.zeros_like(self.vectors).index_add_(0, slot, x.to(self.vectors.dtype))
+        sizes = torch.bincount(slot, minlength=len(self.vectors))[:, None]
+        # A class with fewer samples than proxies keeps random proxies for the rest.
+        self.vectors.copy_(torch.where(sizes > 0, sums / sizes.clamp_min(1), self.vectors))
+        self.drawn.fill_(True)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
+        return super()._apply(never_lower(fn), recurse)  # type: ignore[no-untyped-call]
+
+
+TAKEN = -1.0
+"""The distance of a point that is chosen, or is no point at all: below every distance, so never the farthest."""
+
+
+def distances(u: Tensor, v: Tensor) -> Tensor:
+    """Euclidean distances [C, n, m] of points [C, n, D] and [C, m, D]; by differences, so equal points are at 0."""
+    return torch.cdist(u, v, compute_mode="donot_use_mm_for_euclid_dist")
+
+
+def farthest_first(between: Tensor, nearest: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Choose `count` points of each set, always the farthest from all that is chosen; of equals the first.
+
+    `between` [C, n, n] are distances within each set, `nearest` [C, n] those to what is chosen already: infinite where
+    nothing is, TAKEN where there is no point. Gives the choice [C, count] and the radius after each [C, count].
+    """
+    picks = nearest.new_empty(len(nearest), count, dtype=torch.int64)
+    radii = nearest.new_empty(len(nearest), count)
+    for number in range(count):
+        q = nearest.argmax(1, keepdim=True)  # [C, 1]
+        reached = between.gather(1, q[:, :, None].expand(-1, 1, between.shape[2])).squeeze(1)
+        nearest = torch.minimum(nearest, reached).scatter(1, q, TAKEN)
+        picks[:, number] = q.squeeze(1)
+        radii[:, number] = nearest.amax(1).clamp_min(0)
+    return picks, radii
+
+
+def k_center(points: Tensor, seeds: Tensor, count: int) -> Tensor:
+    """Numbers [C, count] of the points [C, n, D] that, added one by one to the seeds [C, S, D], reduce the radius most.
+
+    No point is chosen twice; `count` is at most n.
+    """
+    nearest = distances(points, seeds).amin(2)
+    return farthest_first(distances(points, points), nearest, count)[0]

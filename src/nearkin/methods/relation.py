@@ -1,0 +1,188 @@
+"""The pivot: every objective compares a batch of samples with some references.
+
+References are the batch itself (pair losses), proxies, a memory or representatives. `relate` turns a batch and its
+references into one record, the `Relation`, and objectives are short pure functions of it. They reduce only through the
+functions at the end of this file (log-sum-exp, sum, max, min, count; by row or by column), which is what would let many
+ranks hold a slice of the columns each.
+"""
+
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from nearkin.space import _FLOOR, Space, _norm, _similarity, project
+
+By = Literal["row", "column"]
+
+EMPTY = -1
+"""The label of a reference slot that holds nothing: neither positive nor negative to any sample."""
+
+
+class References(NamedTuple):
+    """What a batch is compared with."""
+
+    vectors: Tensor  # [R, D]
+    labels: Tensor  # [R] int64; EMPTY where a slot holds nothing
+    rows: Tensor | None = None  # [R] the batch row a reference is, -1 where it is none
+    per_class: int = 0  # K, where references are proxies grouped by class; else 0
+
+
+class Relation(NamedTuple):
+    """Samples × references: similarities and who is kin."""
+
+    s: Tensor  # [B, R] similarity; float32, or float64 where the input is
+    pos: Tensor  # [B, R] bool: same class, never a sample with itself
+    neg: Tensor  # [B, R] bool: other class (not ~pos: self pairs and empty slots are neither)
+    rows: Tensor  # [B] labels of the samples
+    columns: Tensor  # [R] labels of the references
+    x: Tensor  # [B, D] the samples, projected into the space
+    vectors: Tensor  # [R, D] the references, projected into the space
+    per_class: int  # K, where references are proxies grouped by class; else 0
+    space: Space = "cosine"
+
+    @property
+    def T(self) -> "Relation":  # noqa: N802 (as Tensor.T)
+        """The sides swapped: where the references are the anchors."""
+        sides = (self.columns, self.rows, self.vectors, self.x)
+        return Relation(self.s.T, self.pos.T, self.neg.T, *sides, 0, self.space)
+
+
+class _Compare(torch.autograd.Function):
+    """Points v = w/n of the references [R, D], n = max(‖w‖, floor), and products x·v [B, R], as one node.
+
+    With g = ∂L/∂v, the products' part included, ∂L/∂w = (g − (g·v) v)/n, or g/n below the floor. Taken step by step
+    that holds five copies of the references at once; here it goes block by block from w itself, and v is not kept.
+    """
+
+    BLOCK = 2**21  # numbers in a block: large enough for a GPU, small beside the references of a large data set
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, w: Tensor, floor: float) -> tuple[Tensor, Tensor]:
+        ctx.save_for_backward(x, w)
+        ctx.floor = floor
+        ctx.set_materialize_grads(False)  # most objectives use the products alone
+        v = w / _norm(w).clamp_min(floor)
+        return x @ v.T, v
+
+    @staticmethod
+    def backward(ctx: Any, ds: Tensor | None, dv: Tensor | None) -> tuple[Tensor | None, Tensor | None, None]:
+        x, w = ctx.saved_tensors
+        if ds is None:
+            ds = x.new_zeros(len(x), len(w))
+        dx = torch.zeros_like(x) if ctx.needs_input_grad[0] else None
+        dw = torch.empty_like(w) if ctx.needs_input_grad[1] else None
+        size = max(1, _Compare.BLOCK // max(1, *x.shape))
+        with torch.autocast(x.device.type, enabled=False):
+            for block in (slice(start, start + size) for start in range(0, len(w), size)):
+                norm = _norm(w[block])
+                n = norm.clamp_min(ctx.floor)
+                q = ds[:, block] / n.T
+                if dx is not None:
+                    dx = torch.addmm(dx, q, w[block])
+                if dw is not None:
+                    g = q.T @ x if dv is None else torch.addcdiv(q.T @ x, dv[block], n)
+                    along = torch.where(norm >= ctx.floor, (g * w[block]).sum(-1, keepdim=True) / n.square(), 0)
+                    dw[block] = torch.addcmul(g, along, w[block], value=-1)
+        return dx, dw, None
+
+
+def _compare(x: Tensor, w: Tensor, floor: float) -> tuple[Tensor, Tensor]:
+    out: tuple[Tensor, Tensor] = _Compare.apply(x, w, floor)  # type: ignore[no-untyped-call]
+    return out
+
+
+def relate(x: Tensor, y: Tensor, refs: References, space: Space) -> Relation:
+    """Compare embeddings x [B, D] of classes y [B] with the references."""
+    with torch.autocast(x.device.type, enabled=False):  # inside a user's autocast, too, s is float32
+        dtype = torch.float64 if torch.float64 in (x.dtype, refs.vectors.dtype) else torch.float32
+        a, w = project(x.to(dtype), space), refs.vectors.to(dtype)
+        products, v = _compare(a, w, _FLOOR[space]) if space in _FLOOR else (a @ w.T, w)
+        s = _similarity(products, a, v, space)
+    same, filled = y[:, None] == refs.labels, refs.labels != EMPTY
+    pos, neg = same & filled, ~same & filled
+    if refs.rows is not None:
+        pos = pos & (refs.rows != torch.arange(len(y), device=y.device)[:, None])
+    return Relation(s, pos, neg, y, refs.labels, a, v, refs.per_class, space)
+
+
+def batch_references(x: Tensor, y: Tensor) -> References:
+    """The batch as its own references: each column is the batch row of the same number."""
+    return References(x, y, torch.arange(len(y), device=y.device))
+
+
+def squared_distance(r: Relation) -> Tensor:
+    """Squared Euclidean distance [B, R], never negative: 2 − 2s, and by norms where s is the inner product."""
+    if r.space != "inner":
+        return (2 - 2 * r.s).clamp_min(0)
+    norms = r.x.square().sum(-1)[:, None] + r.vectors.square().sum(-1)
+    return (norms - 2 * r.s).clamp_min(0)
+
+
+def distance(r: Relation) -> Tensor:
+    """Euclidean distance [B, R]; where two points coincide it is tiny and its gradient zero."""
+    return squared_distance(r).clamp_min(1e-12).sqrt()
+
+
+def weighted(z: Tensor, weights: Tensor | None) -> Tensor:
+    """What stands in an exponent or a hinge, times the weights where a strategy gives any."""
+    return z if weights is None else weights * z
+
+
+# Reductions. `by="row"` gives one value a sample [B], `by="column"` one a reference [R]; only where the mask is set.
+
+
+def _axis(by: By) -> int:
+    return 1 if by == "row" else 0
+
+
+def count(mask: Tensor, by: By) -> Tensor:
+    """How many pairs of the mask, as float32."""
+    return mask.sum(_axis(by), dtype=torch.float32)
+
+
+def total(z: Tensor, mask: Tensor, by: By) -> Tensor:
+    """Sum over the mask; 0 where it is empty."""
+    return torch.where(mask, z, 0).sum(_axis(by))
+
+
+def total_of(z: Tensor, mask: Tensor | None = None) -> Tensor:
+    """Sum of everything, or of everything in the mask, as a scalar."""
+    return (z if mask is None else torch.where(mask, z, 0)).sum()
+
+
+def largest(z: Tensor, mask: Tensor, by: By) -> Tensor:
+    """Maximum over the mask; −inf where it is empty."""
+    return torch.where(mask, z, -torch.inf).amax(_axis(by))
+
+
+def smallest(z: Tensor, mask: Tensor, by: By) -> Tensor:
+    """Minimum over the mask; +inf where it is empty."""
+    return torch.where(mask, z, torch.inf).amin(_axis(by))
+
+
+def top_of_row(z: Tensor, mask: Tensor, k: Tensor) -> Tensor:
+    """Mask of the k [B] largest of each row within the mask, or all where there are fewer; equals by column number."""
+    order = torch.where(mask, z, -torch.inf).argsort(dim=1, descending=True, stable=True)
+    place = torch.arange(z.shape[1], device=z.device).expand_as(order)
+    return mask & (torch.empty_like(order).scatter_(1, order, place) < k[:, None])
+
+
+def log_sum_exp(z: Tensor, mask: Tensor, by: By) -> Tensor:
+    """log Σ exp z over the mask, without overflow; −1e30 or so, with zero gradient, where it is empty."""
+    dim = _axis(by)
+    z = torch.where(mask, z, -1e30)  # −inf would make the gradient of nothing NaN
+    top = z.detach().amax(dim, keepdim=True)
+    # On CPU exp is up to 40 times slower where it underflows, as at every masked pair; e⁻⁸⁰ counts for nothing.
+    return top.squeeze(dim) + torch.exp((z - top).clamp_min(-80)).sum(dim).log()
+
+
+def log1p_sum_exp(z: Tensor, mask: Tensor, by: By) -> Tensor:
+    """log(1 + Σ exp z) over the mask, without overflow; 0 where it is empty."""
+    return F.softplus(log_sum_exp(z, mask, by), threshold=50)  # beyond 50 the 1 is below float64's last digit
+
+
+def mean_where(values: Tensor, present: Tensor) -> Tensor:
+    """Mean of the entries that are present; 0, with zero gradient, where none is."""
+    return torch.where(present, values, 0).sum() / present.sum().clamp_min(1)

@@ -1,0 +1,22 @@
+"""The strategies, one paper a file; a new one is a file and a row of this table."""
+
+from nearkin.methods.base import Strategy
+from nearkin.methods.strategies.ccp import CCP
+from nearkin.methods.strategies.moco import MoCo
+from nearkin.methods.strategies.profs import PROFS
+from nearkin.methods.strategies.proxy import Proxy
+from nearkin.methods.strategies.proxy_isa import ProxyISA
+from nearkin.methods.strategies.proxy_updates import ProxyUpdates
+from nearkin.methods.strategies.vcpa import VCPA
+from nearkin.methods.strategies.xbm import XBM
+
+STRATEGIES: dict[str, type[Strategy]] = {
+    "ccp": CCP,
+    "moco": MoCo,
+    "profs": PROFS,
+    "proxy": Proxy,
+    "proxy_isa": ProxyISA,
+    "proxy_updates": ProxyUpdates,
+    "vcpa": VCPA,
+    "xbm": XBM,
+}

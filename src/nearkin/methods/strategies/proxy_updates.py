@@ -1,0 +1,110 @@
+"""PA-1st, PA-2nd. Kim, Guerrero, Pham, Pavlovic: Variational Continual Proxy-Anchor for Deep Metric Learning.
+AISTATS 2022, Sec. 4.6.
+
+The proxies of a loss are moved several times a batch, by AdamW or by Newton steps: is that VCPA's gain?
+
+    p ← AdamW step on L(B; p)                                                                                (PA-1st)
+    p ← p − ∇L_PA(B; p)/∇²L_PA(B; p), with VCPA's Eq. 24, 25                                                 (PA-2nd)
+
+Symbols
+    p the proxies; L(B; p) the inner loss of the batch; M updates a batch (`steps`), first or second `order`.
+
+Algorithm
+    1  loss         M updates of p on the batch's detached embeddings, from where the last batch left them
+    2  loss         the inner loss at the new p: what moves θ
+    3  after_step   p is kept
+
+Settings
+    M = 10; AdamW for first order. Learning rate and weight decay are not stated: 0.01 and 1e-4, as Proxy-Anchor's code
+    has for its proxies (100 × 1e-4) on CUB and Cars.
+
+Departures
+    The proxies' learning rate does not follow the run's schedule: they are buffers, no part of its optimiser.
+    The Hessian is at least `damping`, since nothing else keeps it from vanishing; ‖p‖ is at least 1e-6 in it.
+
+Relations
+    `vcpa` has Gaussians in place of p and a KL that holds them back. With `steps=1`, first order, this is nearly
+    `proxy_anchor`, whose θ moves by the proxies before their step.
+"""
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from nearkin.errors import NearkinError
+from nearkin.methods.base import Loss, Step, Strategy
+from nearkin.methods.proxies import Proxies
+from nearkin.methods.strategies.inner_steps import InnerAdam, Moved, hold, objective_at, proxies_of
+from nearkin.methods.strategies.vcpa import Batch, anchor_batch, anchor_slopes, check_closed_forms
+
+
+def newton_step(p: Tensor, b: Batch, *, damping: float) -> Tensor:
+    """One second-order update of proxies [P, D]."""
+    g, H = anchor_slopes(p, b)
+    return torch.addcdiv(p, g, H.clamp_min(damping), value=-1)  # PA-2nd
+
+
+class ProxyUpdates(Strategy):
+    """A loss with proxies, moved `steps` times a batch; second order for proxy_anchor alone."""
+
+    natural_inner = "proxy_anchor"
+
+    def __init__(
+        self,
+        inner: Loss,
+        *,
+        steps: int = 10,
+        order: Literal[1, 2] = 1,
+        lr: float = 0.01,
+        weight_decay: float = 1e-4,
+        damping: float = 1e-8,
+    ) -> None:
+        super().__init__(inner)
+        proxies = proxies_of(inner, "proxy_updates")
+        if order == 2:
+            check_closed_forms(inner, "proxy_updates", instead="use order=1")
+        if steps < 1 or lr <= 0 or weight_decay < 0 or damping <= 0:
+            raise NearkinError(
+                "proxy_updates: steps is at least 1, lr and damping are above 0, weight_decay is at least 0; got "
+                f"{steps=}, {lr=}, {damping=}, {weight_decay=}."
+            )
+        self.steps, self.damping = steps, damping
+        hold(proxies, proxies.vectors.detach())
+        self.adam = InnerAdam(1, proxies.vectors.shape, lr=lr, weight_decay=weight_decay) if order == 1 else None
+        self._moved: Moved | None = None
+
+    @property
+    def proxies(self) -> Proxies:
+        """The proxies of the loss."""
+        assert self.inner.proxies is not None
+        return self.inner.proxies
+
+    def loss(self, step: Step) -> Tensor:
+        if not self.training:
+            return self.inner.loss(step)
+        self._moved = self._move(step)
+        return self._objective(self._moved.tensors[0], step.x, step.y)
+
+    def after_step(self, step: Step) -> None:
+        super().after_step(step)
+        if self.training:
+            moved, self._moved = self._moved, None
+            if moved is None or moved.y is not step.y:  # no loss was computed for this batch
+                moved = self._move(step)
+            moved.keep([self.proxies.vectors, *([] if self.adam is None else self.adam.held())])
+
+    def _objective(self, p: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        return objective_at(p, self.inner, x, y, self.space)
+
+    def _move(self, step: Step) -> Moved:
+        """The state after this batch, by M updates from the last one's."""
+        p, x = self.proxies.vectors.detach(), step.x.detach()
+        if self.adam is not None:
+            moved, moments = self.adam.move([p], lambda p: self._objective(p, x, step.y), self.steps)
+            return Moved(step.y, moved + moments)
+        with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
+            b = anchor_batch(self.inner, x, step.y, self.space)
+            for _ in range(self.steps):
+                p = newton_step(p, b, damping=self.damping)
+        return Moved(step.y, [p])

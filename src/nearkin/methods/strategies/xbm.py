@@ -1,0 +1,60 @@
+"""XBM. Wang, Zhang, Huang, Scott: Cross-Batch Memory for Embedding Learning. CVPR 2020.
+
+A pair loss of the batch with itself, plus the same loss with a memory of the last embeddings, which drift slowly.
+
+    L = L_pair(batch, batch) + w · L_pair(batch, M)                                                  (Eq. 5 and §3.3)
+
+Symbols
+    M the memory of `size` embeddings with labels, first in first out; w its weight (`weight`).
+
+Algorithm
+    1  loss          the in-batch loss and the loss against the memory
+    2  after_step    from step `start` on, put the batch's detached embeddings into M over the oldest
+
+Settings
+    start 1,000 steps; size up to the whole training set (SOP); w = 1.
+    As CCP's baseline: memory of 25 (CUB, Cars), 400 (In-Shop), 1,400 (SOP) batches.
+
+Departures
+    The authors' code puts the batch in before the loss, so that a sample meets its own copy (and drops pairs with
+    s ≥ 1 − 1e-5); here it goes in after the step, and no sample meets itself.
+    Before `start` the memory is empty and its term is 0, as empty slots are neither positive nor negative.
+
+Relations
+    `moco` fills the queue by a momentum network; `proxy_isa` keeps only clean samples.
+"""
+
+import torch
+from torch import Tensor
+
+from nearkin.errors import NearkinError
+from nearkin.methods.base import Loss, Step, Strategy
+from nearkin.methods.memory import Memory
+from nearkin.methods.relation import relate
+
+
+class XBM(Strategy):
+    """A pair loss against the batch and a memory of `size` entries that fills from step `start` on."""
+
+    natural_inner = "contrastive(form=c1)"
+    steps: Tensor
+
+    def __init__(self, inner: Loss, *, dim: int, size: int = 1024, start: int = 1000, weight: float = 1.0) -> None:
+        super().__init__(inner)
+        if inner.proxies is not None:
+            raise NearkinError("xbm needs a loss on pairs of samples; this one compares with proxies.")
+        self.memory = Memory(size, dim)
+        self.start, self.weight = start, weight
+        self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
+
+    def loss(self, step: Step) -> Tensor:
+        remembered = relate(step.x, step.y, self.memory.references(), self.space)
+        return self.inner.loss(step) + self.weight * self.inner.objective(remembered)
+
+    def after_step(self, step: Step) -> None:
+        super().after_step(step)
+        if not self.training:
+            return
+        started = (self.steps >= self.start).expand(len(step.y))
+        self.memory.enqueue(step.x.detach(), step.y, keep=started)
+        self.steps += 1

@@ -1,0 +1,119 @@
+"""TODO."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from nearkin.errors import NearkinError
+from nearkin.networks.backbones import Pool, Trunk
+from nearkin.space import at_least_float32, check_space, project
+from nearkin.spec import check_options, look_up, parse
+
+
+def average(x: Tensor) -> Tensor:
+    """Mean over the map, in float32 at least: [B, W, h, w] → [B, W]."""
+    return x.mean((-2, -1), dtype=torch.float64 if x.dtype == torch.float64 else torch.float32)
+
+
+def maximum(x: Tensor) -> Tensor:
+    """Maximum over the map."""
+    # Not amax: its gradient looks for equal values, which a compiled network, rounding otherwise, may not find (0/0).
+    return at_least_float32(x.flatten(-2).max(-1).values)
+
+
+def average_and_maximum(x: Tensor) -> Tensor:
+    """Both, summed."""
+    return average(x) + maximum(x)
+
+
+class GeM(nn.Module):
+    """Generalised mean over the map, (mean xᵖ)^(1/p) of values at least `eps`: p = 1 is the mean, p → ∞ the maximum."""
+
+    def __init__(self, *, p: float = 3.0, learn: bool = False, eps: float = 1e-6) -> None:
+        super().__init__()
+        if p <= 0 or eps <= 0:
+            raise NearkinError(f"gem needs p and eps above 0, not p={p}, eps={eps}.")
+        self.p = nn.Parameter(torch.tensor(float(p))) if learn else float(p)
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, W, h, w] → [B, W]."""
+        return at_least_float32(x).clamp_min(self.eps).pow(self.p).mean((-2, -1)).pow(1 / self.p)
+
+
+POOLS: dict[str, Callable[..., Pool]] = {
+    "avg": lambda: average,
+    "max": lambda: maximum,
+    "avg+max": lambda: average_and_maximum,
+    "gem": GeM,
+}
+
+
+def make_pool(text: str) -> Pool:
+    """A pooling by its name: avg, max, avg+max (summed), gem or gem(p=3, learn=True)."""
+    if text in POOLS:
+        return POOLS[text]()
+    call = parse(text)
+    entry = look_up(call.name, POOLS, what="pooling")
+    return entry(**check_options(call, entry))
+
+
+class Head(nn.Module):
+    """Feature map [B, W, h, w] → pooled [B, W] → layer norm, where asked → linear, unless dim is 0 → [B, dim or W].
+
+    The linear map begins as in Proxy-Anchor's code.
+    """
+
+    def __init__(self, width: int, dim: int, *, pool: Pool, bias: bool, layer_norm: bool) -> None:
+        super().__init__()
+        self.pool = pool
+        self.norm = (
+            nn.LayerNorm(width, elementwise_affine=False) if layer_norm else None
+        )  # the linear map has the affine part
+        self.linear = nn.Linear(width, dim, bias=bias) if dim else None
+        if self.linear is not None:
+            nn.init.kaiming_normal_(self.linear.weight, mode="fan_out")
+            if bias:
+                nn.init.zeros_(self.linear.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The vectors before they are put into a space."""
+        v = self.pool(x)
+        if self.norm is not None:
+            v = self.norm(v)
+        if self.linear is None:
+            return v
+        out: Tensor = self.linear(v.to(self.linear.weight.dtype))
+        return out
+
+
+class Embedder(nn.Module):
+    """Trunk, head, and the projection into the space: normalised images → points [B, dim], float32 at least."""
+
+    def __init__(
+        self,
+        trunk: Trunk,
+        *,
+        dim: int = 512,
+        pool: str = "avg+max",
+        bias: bool = True,
+        layer_norm: bool = False,
+        space: str = "cosine",
+    ) -> None:
+        super().__init__()
+        if dim < 0:
+            raise NearkinError(f"An embedding has at least one dimension (0: those of the trunk), not {dim}.")
+        pooling = make_pool(pool)  # checked also where it is not needed
+        self.dim, self.space = dim or trunk.width, check_space(space)
+        self.trunk = trunk
+        pooling = average if trunk.pooled else pooling
+        self.head = Head(trunk.width, dim, pool=pooling, bias=bias, layer_norm=layer_norm)
+
+    def features(self, x: Tensor) -> Tensor:
+        """The trunk's own features [B, width], pooled, without the head: the baseline."""
+        return self.head.pool(self.trunk(x))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The embeddings [B, dim]."""
+        return project(self.head(self.trunk(x)), self.space)

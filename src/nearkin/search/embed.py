@@ -1,0 +1,178 @@
+"""Many images embedded into an index or a file, chunk by chunk; what is there already is not made again."""
+
+import shutil
+from collections import deque
+from collections.abc import Generator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from nearkin.console import Reporter
+from nearkin.data.image_files import Found, none_usable
+from nearkin.data.pixels.cache import Files, decode_all, measure_all
+from nearkin.data.pixels.decode import PIXEL_LIMIT, BadImage
+from nearkin.data.pixels.stores import Resident
+from nearkin.data.pixels.tiles import Packed
+from nearkin.errors import NearkinError
+from nearkin.files import whole_file
+from nearkin.search.index import Index, create_index, open_index
+from nearkin.search.index.base import Floats
+from nearkin.training.model import Model, fingerprint
+
+CHUNK = 512  # images between two commits: what a kill can cost
+
+
+class Chunk(NamedTuple):
+    """Some images with their pixels, and those of them that cannot be used."""
+
+    images: list[Found]  # that can be
+    store: Resident | None  # None where none can be
+    bad: list[BadImage]
+
+
+class Filled(NamedTuple):
+    """What came of embedding images into an index."""
+
+    added: int  # new, or changed since
+    kept: int  # there already
+    bad: list[BadImage]
+
+
+def read_chunk(model: Model, images: Sequence[Found]) -> Chunk:
+    """Decode images on all cores."""
+    paths = [Path(image.path) for image in images]
+    files = Files(paths, model.short, model.embedder.trunk.channels, PIXEL_LIMIT, None)
+    nowhere = [None] * len(paths)
+    size, bad = measure_all(files, nowhere)
+    packed, late = decode_all(files, nowhere, size, device=torch.device("cpu"), writer=None)
+    bad = sorted([*bad, *late], key=lambda image: image.row)
+    good = sorted(set(range(len(paths))) - {image.row for image in bad})
+    if not good:
+        return Chunk([], None, bad)
+    there = Packed(*(part.to(model.device) for part in packed)).rows(torch.tensor(good, device=model.device))
+    store = Resident(there, short=files.short, channels=files.channels, device=model.device)
+    return Chunk([images[row] for row in good], store, bad)
+
+
+def read_chunks(model: Model, images: Sequence[Found]) -> Generator[Chunk, None, None]:
+    """Images chunk by chunk; the next one is being decoded while this one is used."""
+    coming: deque[Future[Chunk]] = deque()
+    with ThreadPoolExecutor(1) as reader:
+        for start in range(0, len(images), CHUNK):
+            coming.append(reader.submit(read_chunk, model, images[start : start + CHUNK]))
+            if len(coming) == 2:
+                yield coming.popleft().result()
+        while coming:
+            yield coming.popleft().result()
+
+
+def fill(index: Index, model: Model, images: Sequence[Found], *, reporter: Reporter | None = None) -> Filled:
+    """Embed images into an index, one commit a chunk; those that are there, unchanged and labelled alike, are kept."""
+    known = index.stamps()
+    stamps = {image.path: image.stamp for image in images}
+    todo = [image for image in images if known.get(image.path) != (image.label, stamps[image.path])]
+    bad: list[BadImage] = []
+    with (reporter or Reporter()).bar("embedding") as progress, closing(read_chunks(model, todo)) as chunks:
+        done = len(images) - len(todo)
+        for chunk in chunks:
+            if chunk.store is not None:
+                paths = [image.path for image in chunk.images]
+                index.add(
+                    embed_chunk(model, chunk),
+                    paths=paths,
+                    labels=[image.label for image in chunk.images],
+                    stamps=[stamps[path] for path in paths],
+                )
+            bad += chunk.bad
+            done += len(chunk.images) + len(chunk.bad)
+            progress(done, len(images))
+    return Filled(len(todo) - len(bad), len(images) - len(todo), bad)
+
+
+def embed_chunk(model: Model, chunk: Chunk) -> Floats:
+    """The embeddings [N, D] of a chunk that has any images."""
+    assert chunk.store is not None
+    vectors: Floats = model.embed_store(chunk.store).float().cpu().numpy()
+    return vectors
+
+
+def embed_to_file(
+    run: Path, model: Model, images: Sequence[Found], out: Path, *, reporter: Reporter | None = None
+) -> Filled:
+    """Embed images into a .parquet or .npz file, in their order.
+
+    Until it is complete the work is kept in OUT.part, an index: killed, the same call goes on from there.
+    """
+    write = WRITERS.get(out.suffix.lower())
+    if write is None:
+        raise NearkinError(f"Embeddings are written as .parquet or .npz, not as {out.name!r}.")
+    if write is _write_parquet:
+        _import_pyarrow()  # before the work, not after it
+    with _work(out, run, model) as index:
+        filled = fill(index, model, images, reporter=reporter)
+        bad = {str(error.path) for error in filled.bad}
+        good = [image for image in images if image.path not in bad]
+        if not good:
+            raise none_usable(filled.bad, len(images))
+        with whole_file(out) as temporary:
+            write(temporary, good, index)
+    shutil.rmtree(_part(out))
+    return filled
+
+
+def _part(out: Path) -> Path:
+    return out.with_name(out.name + ".part")
+
+
+def _work(out: Path, run: Path, model: Model) -> Index:
+    """The unfinished work of an earlier call, if it was done by this model, or a new beginning."""
+    part = _part(out)
+    if (part / "index.json").exists():
+        index = open_index(part)
+        if index.meta["fingerprint"] == fingerprint(run):
+            return index
+        shutil.rmtree(part)
+    return create_index(part, dim=model.embedder.dim, space=model.embedder.space, run=run)
+
+
+def _write_npz(path: Path, images: Sequence[Found], index: Index) -> None:
+    with path.open("wb") as file:
+        np.savez(
+            file,
+            embeddings=index.embeddings([image.path for image in images]),
+            paths=np.array([image.path for image in images]),
+            labels=np.array([image.label or "" for image in images]),
+            space=np.array(index.space),
+        )
+
+
+def _write_parquet(path: Path, images: Sequence[Found], index: Index) -> None:
+    pa, parquet = _import_pyarrow()
+    vectors = index.embeddings([image.path for image in images])
+    table = pa.table(
+        {
+            "path": pa.array([image.path for image in images], pa.string()),
+            "label": pa.array([image.label for image in images], pa.string()),
+            "embedding": pa.FixedSizeListArray.from_arrays(pa.array(vectors.ravel()), index.dim),
+        }
+    )
+    about = {"space": index.space, "run": str(index.run), "fingerprint": index.meta["fingerprint"]}
+    parquet.write_table(table.replace_schema_metadata(about), path)
+
+
+def _import_pyarrow() -> tuple[Any, Any]:
+    try:
+        import pyarrow  # type: ignore[import-untyped]
+        import pyarrow.parquet  # type: ignore[import-untyped]
+    except ImportError:
+        raise NearkinError(
+            "A .parquet file needs pyarrow: pip install 'nearkin[search]', or choose an .npz file."
+        ) from None
+    return pyarrow, pyarrow.parquet
+
+
+WRITERS = {".parquet": _write_parquet, ".npz": _write_npz}

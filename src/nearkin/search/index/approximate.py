@@ -1,0 +1,148 @@
+"""Approximate search through faiss: an HNSW graph, or inverted lists with product quantisation (IVF-PQ).
+
+It covers the items there were when it was built; those that came since are few and are searched exactly beside it, and
+what it finds is scored again with the vectors themselves.
+"""
+
+import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from nearkin.errors import NearkinError
+from nearkin.files import whole_file
+from nearkin.search.index.base import Floats, Kind, Meta
+from nearkin.search.index.exact import Ints, Mask
+from nearkin.search.index.segments import Rows
+from nearkin.space import Space
+
+LEAST = 1000  # items below which an exact search is faster than any other
+LINKS = 32  # neighbours of a node of HNSW; twice as many on the ground
+BUILD_EFFORT = 100  # candidates that are looked at for a new node's neighbours
+REFINE = 16  # times k candidates of IVF-PQ are scored again, since their codes tell neighbours roughly
+PROBES = 8  # effort of an HNSW search that costs about as much as looking into one inverted list
+
+
+class Graph(NamedTuple):
+    """A faiss index over the keys of items."""
+
+    faiss: Any
+    kind: Kind
+    last: int  # the largest key in it
+
+    def search(self, queries: Floats, k: int, *, effort: int, rows: Rows, wanted: Mask) -> Ints:
+        """Rows [Q, m] of candidates, -1 where there are fewer; only of those that are wanted."""
+        faiss = import_faiss()
+        inner = faiss.downcast_index(self.faiss.index)
+        selector, share = self._selector(rows, wanted)
+        if self.kind == "hnsw":
+            # Only what is wanted is kept on the way, so a search among few has to look at more.
+            parameters = faiss.SearchParametersHNSW(efSearch=max(k, round(effort / share)), sel=selector)
+        else:
+            k *= REFINE
+            probes = max(1, round(effort / share / PROBES))
+            parameters = faiss.SearchParametersIVF(nprobe=min(inner.nlist, probes), sel=selector)
+        with _threads(faiss, len(queries)):
+            keys = _search(self.faiss, queries, min(k, self.faiss.ntotal), parameters)
+        place = np.minimum(np.searchsorted(rows.keys, keys), len(rows) - 1)
+        found: Ints = np.where(rows.keys[place] == keys, place, -1)
+        return found
+
+    def _selector(self, rows: Rows, wanted: Mask) -> tuple[Any, float]:
+        """What tells faiss which keys are wanted, and the share of its items that are; nothing where all are."""
+        keys = rows.keys[wanted & (rows.keys <= self.last)]
+        share = max(len(keys), 1) / self.faiss.ntotal
+        if len(keys) == self.faiss.ntotal:
+            return None, share
+        bits = np.zeros(self.last + 1, np.bool_)
+        bits[keys] = True
+        return import_faiss().IDSelectorBitmap(np.packbits(bits, bitorder="little")), share
+
+
+def _search(index: Any, queries: Floats, k: int, parameters: Any) -> Ints:
+    """The keys [Q, k] that a faiss index finds.
+
+    faiss.contrib.torch_utils, which pytorch-metric-learning imports, puts a search in the place of faiss's own that
+    takes no parameters, and keeps that one as search_numpy. Other methods it replaces take arrays as before.
+    """
+    search = getattr(index, "search_numpy", index.search)
+    keys: Ints = search(queries, k, params=parameters)[1]
+    return keys
+
+
+@contextmanager
+def _threads(faiss: Any, most: int) -> Iterator[None]:
+    """No more threads than queries, within this thread: faiss would have the others wait for nothing."""
+    usual = faiss.omp_get_max_threads()
+    faiss.omp_set_num_threads(min(usual, most))
+    try:
+        yield
+    finally:
+        faiss.omp_set_num_threads(usual)
+
+
+def import_faiss() -> Any:
+    """faiss, or a sentence on how to get it."""
+    try:
+        import faiss
+    except ImportError:
+        raise NearkinError("An approximate index needs faiss: pip install 'nearkin[search]'.") from None
+    return faiss
+
+
+def make_graph(kind: Kind, rows: Rows, *, space: Space, old: Graph | None = None) -> Graph:
+    """A graph over all rows that are there; with an old one, that one and the rows that came since."""
+    faiss = import_faiss()
+    alive = np.flatnonzero(rows.alive)
+    if old is not None:
+        alive = alive[rows.keys[alive] > old.last]
+        index = faiss.clone_index(old.faiss)
+    else:
+        index = faiss.IndexIDMap(_empty(faiss, kind, rows.vectors[alive], space))
+    if len(alive):
+        index.add_with_ids(rows.vectors[alive], rows.keys[alive])
+    return Graph(index, kind, int(rows.keys[-1]))
+
+
+def _empty(faiss: Any, kind: Kind, vectors: Floats, space: Space) -> Any:
+    count, dim = vectors.shape
+    metric = faiss.METRIC_INNER_PRODUCT if space == "inner" else faiss.METRIC_L2  # on a sphere both say the same
+    if kind == "hnsw":
+        index = faiss.IndexHNSWFlat(dim, LINKS, metric)
+        index.hnsw.efConstruction = BUILD_EFFORT
+        return index
+    lists = max(1, min(round(4 * count**0.5), count // 39))
+    codes = max(c for c in range(1, max(1, dim // 4) + 1) if dim % c == 0)
+    coarse = faiss.IndexFlatIP(dim) if space == "inner" else faiss.IndexFlatL2(dim)
+    index = faiss.IndexIVFPQ(coarse, dim, lists, codes, 8, metric)
+    index.cp.min_points_per_centroid = index.pq.cp.min_points_per_centroid = 1  # it would print its wishes
+    sample = np.random.default_rng(0).permutation(count)[: max(100_000, 64 * lists)]
+    index.train(vectors[np.sort(sample)])
+    return index
+
+
+def write_graph(folder: Path, generation: int, graph: Graph) -> Meta:
+    """Write a graph and say what the manifest has to know of it."""
+    name = f"graph-{generation:08d}.faiss"
+    with whole_file(folder / name) as temporary:
+        import_faiss().write_index(graph.faiss, str(temporary))
+        digest = _digest(temporary)
+    return {"file": name, "last": graph.last, "items": graph.faiss.ntotal, "sha256": digest}
+
+
+def read_graph(folder: Path, known: Meta, kind: Kind) -> Graph | None:
+    """The graph that the manifest names; None where its file was taken away, which only makes searches slower."""
+    path = folder / known["file"]
+    if not path.exists():
+        return None
+    if _digest(path) != known["sha256"]:
+        raise NearkinError(f"{path} is damaged: delete it, and nearkin index makes it anew; no item is lost.")
+    return Graph(import_faiss().read_index(str(path)), kind, known["last"])
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

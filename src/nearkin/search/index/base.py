@@ -1,0 +1,294 @@
+"""The face of every index: what goes in, what comes out, and what is refused."""
+# MERGED: How much of the truth an approximate index finds.
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, get_args
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+
+from nearkin.errors import NearkinError
+from nearkin.space import Space, check_space, project
+from nearkin.spec import nearest
+
+Floats = NDArray[np.float32]
+Kind = Literal["exact", "hnsw", "ivfpq"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+Meta = dict[str, Any]
+
+
+class NoIndex(NearkinError):  # noqa: N818 (there is none, and that need not be wrong)
+    """There is no index where one was looked for."""
+
+
+class Hit(NamedTuple):
+    """One item that was found."""
+
+    id: str
+    path: str
+    label: str | None
+    similarity: float
+
+
+class Item(NamedTuple):
+    """One item of an index; the stamp tells whether its file has changed since."""
+
+    id: str
+    path: str
+    label: str | None
+    stamp: str | None = None
+
+
+class Batch(NamedTuple):
+    """Items on their way in, checked: ids are different, embeddings are points of the space."""
+
+    vectors: Floats  # [N, D]
+    items: list[Item]
+
+
+class Items(NamedTuple):
+    """All items of an index, column by column, in the order they came."""
+
+    ids: list[str]
+    paths: list[str]
+    labels: list[str | None]
+
+
+class Index(ABC):
+    """Embeddings with their paths and labels, searched by similarity. Every add and every remove is a commit."""
+
+    def __init__(self, meta: Meta) -> None:
+        self.meta = meta  # dim, space, kind, run, fingerprint, created, recall, threshold, …
+        self.dim: int = meta["dim"]
+        self.space: Space = check_space(meta["space"])
+        self.kind: Kind = check_kind(meta["kind"])
+
+    @property
+    def run(self) -> Path | None:
+        """The folder of the run whose model made the embeddings, where it is known."""
+        return Path(self.meta["run"]) if self.meta.get("run") else None
+
+    def add(
+        self,
+        embeddings: ArrayLike,
+        *,
+        paths: Sequence[str],
+        labels: Sequence[str | None],
+        ids: Sequence[str] | None = None,
+        stamps: Sequence[str | None] | None = None,
+    ) -> None:
+        """Add items, all or none; an id that is there already is replaced. An id is the path unless it is given."""
+        ids = paths if ids is None else ids
+        stamps = [None] * len(paths) if stamps is None else stamps
+        vectors = points(embeddings, dim=self.dim, space=self.space)
+        for what, given in (("paths", paths), ("labels", labels), ("ids", ids), ("stamps", stamps)):
+            if len(given) != len(vectors):
+                raise NearkinError(f"{len(vectors)} embeddings need {len(vectors)} {what}, not {len(given)}.")
+        if len(set(ids)) < len(ids):
+            twice = next(name for n, name in enumerate(ids) if name in ids[:n])
+            raise NearkinError(f"The id {twice!r} is given twice in one call: give every item one of its own.")
+        if len(vectors):
+            self._add(Batch(vectors, list(map(Item, ids, paths, labels, stamps))))
+
+    def search(
+        self,
+        queries: ArrayLike,
+        k: int = 10,
+        *,
+        labels: Sequence[str] | None = None,
+        exclude: Sequence[str] | None = None,
+        exact: bool = False,
+    ) -> list[list[Hit]]:
+        """The k nearest items of each query, best first; only of some labels, without some ids, where asked.
+
+        `exact` compares with every item, whatever the kind of the index.
+        """
+        if k < 1:
+            raise NearkinError(f"A search asks for at least 1 item, not {k}.")
+        given = np.asarray(queries, dtype=np.float32)
+        vectors = points(given[None] if given.ndim == 1 else given, dim=self.dim, space=self.space)
+        if not len(vectors):
+            return []
+        wanted = None if labels is None else list(dict.fromkeys(labels))
+        return self._search(vectors, k, labels=wanted, exclude=list(dict.fromkeys(exclude or ())), exact=exact)
+
+    def item(self, id: str) -> Item:  # noqa: A002 (the word of the face)
+        """The item of an id."""
+        found = self._items([id])
+        if not found:
+            raise NearkinError(f"There is no item {id!r} in the index.")
+        return found[0]
+
+    def remember(self, **changes: Any) -> None:
+        """Change what the index says about itself (its meta), as a commit."""
+        self.meta = {**self.meta, **changes}
+        self._write_meta()
+
+    def save(self, where: str | Path, *, kind: str | None = None, store: str | None = None) -> "Index":
+        """A copy elsewhere, in a new folder or store, as one commit; of another kind, where asked for. It is opened.
+
+        The index itself needs no saving: every add and every remove is kept when it returns.
+        """
+        from nearkin.search.index.engines import create_index
+
+        ids, paths, labels = self.items()
+        stamps = self.stamps()
+        copy = create_index(where, dim=self.dim, space=self.space, kind=kind or self.kind, store=store)
+        copy.remember(**{name: self.meta[name] for name in ("run", "fingerprint", "created", "threshold")})
+        copy.add(self.embeddings(ids), paths=paths, labels=labels, ids=ids, stamps=[stamps[name][1] for name in ids])
+        copy.build()
+        return copy
+
+    @staticmethod
+    def load(where: str | Path, *, store: str | None = None) -> "Index":
+        """The index that is there: `open_index`."""
+        from nearkin.search.index.engines import open_index
+
+        return open_index(where, store=store)
+
+    def __enter__(self) -> "Index":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @abstractmethod
+    def _add(self, batch: Batch) -> None: ...
+
+    @abstractmethod
+    def _search(
+        self, queries: Floats, k: int, *, labels: list[str] | None, exclude: list[str], exact: bool
+    ) -> list[list[Hit]]: ...
+
+    @abstractmethod
+    def _items(self, ids: Sequence[str]) -> list[Item]: ...
+
+    @abstractmethod
+    def _write_meta(self) -> None: ...
+
+    @abstractmethod
+    def remove(self, ids: Sequence[str]) -> int:
+        """Remove items by their ids; how many of them were there."""
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @abstractmethod
+    def items(self) -> Items:
+        """Ids, paths and labels of all items."""
+
+    @abstractmethod
+    def embeddings(self, ids: Sequence[str] | None = None) -> Floats:
+        """The embeddings [N, D] of all items in the order of `items`, or of some ids in theirs."""
+
+    @abstractmethod
+    def stamps(self) -> dict[str, tuple[str | None, str | None]]:
+        """By id, the label and the stamp of every item: what tells whether an image must be embedded again."""
+
+    @abstractmethod
+    def label_names(self) -> list[str]:
+        """The labels there are, sorted."""
+
+    def build(self) -> None:
+        """Bring an approximate index up to date with its items, and find out what recall it has; each kind once.
+
+        Its effort is raised until recall@10 against an exact search is 0.95, or as high as it gets.
+        """
+        if self.kind == "exact" or not self._build():
+            self.remember(recall=None)
+            return
+        truth = find_truth(self)
+        for effort in EFFORTS:
+            self.meta = {**self.meta, "effort": effort}
+            value = recall(self, truth)
+            if value >= TARGET:
+                break
+        known = {"value": round(value, 4), "k": len(truth.hits[0]), "queries": len(truth.ids)}
+        self.remember(effort=effort, recall=known)
+
+    @abstractmethod
+    def _build(self) -> bool:
+        """Make what speeds up a search; whether there is any use for it."""
+
+    def close(self) -> None:  # noqa: B027 (most hold nothing open)
+        """Let go of what is held open."""
+
+
+def check_kind(kind: str) -> Kind:
+    """The kind's name, or a sentence that lists the three."""
+    for known in KINDS:
+        if kind == known:
+            return known
+    raise NearkinError(f"There is no index of kind {kind!r}.{nearest(kind, KINDS)} There are: {', '.join(KINDS)}.")
+
+
+def points(embeddings: ArrayLike, *, dim: int, space: Space) -> Floats:
+    """Embeddings as float32 points [N, D] of the space: of length 1 for cosine, of length at most 1 for ball."""
+    v = np.asarray(embeddings, dtype=np.float32)
+    if v.ndim != 2 or v.shape[1] != dim:
+        raise NearkinError(f"The index holds embeddings [N, {dim}], not {list(v.shape)}.")
+    if not np.isfinite(v).all():
+        row = int((~np.isfinite(v)).any(1).argmax())
+        raise NearkinError(f"Embedding {row} is not finite: the model that made it is broken.")
+    projected: Floats = project(torch.from_numpy(np.array(v, order="C")), space).numpy()
+    return projected
+
+
+def new_meta(*, dim: int, space: str, kind: str, run: Path | None, fingerprint: str | None) -> Meta:
+    """What an index says about itself when it is new."""
+    if dim < 1:
+        raise NearkinError(f"An embedding has at least one dimension, not {dim}.")
+    return {
+        "dim": dim,
+        "space": check_space(space),
+        "kind": check_kind(kind),
+        "run": None if run is None else str(run),
+        "fingerprint": fingerprint,
+        "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "threshold": None,
+        "recall": None,
+        "effort": EFFORTS[0],
+    }
+
+
+QUERIES = 200
+TARGET = 0.95
+EFFORTS = (64, 128, 256, 512, 1000)  # more: PostgreSQL allows no more than 1000
+SLACK = 1e-5  # stores round similarities differently, and equals may change places
+
+
+class Truth(NamedTuple):
+    """Items of the index as queries, and what an exact search finds for them, themselves left out."""
+
+    queries: "Floats"
+    ids: list[str]
+    hits: "list[list[Hit]]"
+
+
+def find_truth(index: "Index", *, k: int = 10, queries: int = QUERIES) -> Truth:
+    """An exact search for some of the index's own items, always the same ones."""
+    known = index.items().ids
+    chosen = np.sort(np.random.default_rng(0).permutation(len(known))[:queries])
+    ids = [known[row] for row in chosen.tolist()]
+    vectors = index.embeddings(ids)
+    found = index.search(vectors, k + 1, exact=True)
+    return Truth(vectors, ids, [_others(hits, own, k) for hits, own in zip(found, ids, strict=True)])
+
+
+def recall(index: "Index", truth: Truth) -> float:
+    """The part of the true neighbours, or of items just as near, that the index finds."""
+    k = len(truth.hits[0])
+    found = index.search(truth.queries, k + 1)
+    shares = [
+        sum(hit.similarity >= true[-1].similarity - SLACK for hit in _others(hits, own, k)) / len(true)
+        for hits, own, true in zip(found, truth.ids, truth.hits, strict=True)
+    ]
+    return float(np.mean(shares))
+
+
+def _others(hits: "list[Hit]", own: str, k: int) -> "list[Hit]":
+    return [hit for hit in hits if hit.id != own][:k]

@@ -1,0 +1,252 @@
+"""An index in PostgreSQL with pgvector: `postgresql://user@host/database`, and `?nearkin=NAME` for one of several.
+
+Its tables are NAME_items and NAME_about. Items come in by COPY, in one transaction a call; labels are filtered by the
+database, through an index of its own where that is faster. Kinds: exact (every row is compared) and hnsw.
+"""
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from queue import Empty, LifoQueue
+from typing import Any
+from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
+
+import numpy as np
+
+from nearkin.errors import NearkinError
+from nearkin.networks.weights import one_line
+from nearkin.search.index.base import Batch, Floats, Hit, Index, Item, Items, Meta, NoIndex
+from nearkin.search.index.exact import BY_DISTANCE
+
+try:
+    import psycopg
+    from pgvector.psycopg import register_vector
+    from psycopg import sql
+except ImportError:
+    raise NearkinError("An index in PostgreSQL needs psycopg and pgvector: pip install 'nearkin[pg]'.") from None
+
+Connection = psycopg.Connection[Any]
+
+MOST_DIMENSIONS = 2000  # that pgvector's HNSW takes
+SCHEMA = """
+CREATE TABLE {about} (meta jsonb NOT NULL);
+CREATE TABLE {items} (
+    id text PRIMARY KEY, path text NOT NULL, label text, stamp text,
+    key bigserial, embedding vector({dim}) NOT NULL
+);
+CREATE INDEX ON {items} (label);
+CREATE INDEX ON {items} (key);
+"""
+ADD = """
+INSERT INTO {items} (id, path, label, stamp, embedding)
+SELECT id, path, label, stamp, embedding FROM incoming ORDER BY number
+ON CONFLICT (id) DO UPDATE SET
+    path = excluded.path, label = excluded.label, stamp = excluded.stamp,
+    key = excluded.key, embedding = excluded.embedding
+"""
+SEARCH = """
+SELECT id, path, label, embedding {distance} %(query)s AS distance FROM {items} {among}
+ORDER BY embedding {distance} %(query)s LIMIT %(k)s
+"""
+
+
+class PostgresIndex(Index):
+    """An index in a database. It may be used from many threads, and written to by many processes."""
+
+    def __init__(self, url: str) -> None:
+        self.address, self.name = split_url(url)
+        self.idle: LifoQueue[Connection] = LifoQueue()
+        super().__init__(self._read_meta())
+
+    @classmethod
+    def create(cls, url: str, meta: Meta) -> "PostgresIndex":
+        """New tables."""
+        if meta["kind"] == "ivfpq":
+            raise NearkinError("pgvector has no IVF-PQ: choose exact or hnsw.")
+        if meta["kind"] == "hnsw" and meta["dim"] > MOST_DIMENSIONS:
+            raise NearkinError(f"pgvector's HNSW takes up to {MOST_DIMENSIONS} dimensions, not {meta['dim']}.")
+        address, name = split_url(url)
+        with connected(address) as connection, connection.transaction():
+            if _exists(connection, name):
+                raise NearkinError(f"There is an index {name!r} in the database already: choose ?nearkin=ANOTHER_NAME.")
+            connection.execute("CREATE EXTENSION IF NOT EXISTS vector")
+            connection.execute(sql.SQL(SCHEMA).format(**_tables(name), dim=sql.Literal(meta["dim"])))
+            connection.execute(sql.SQL("INSERT INTO {about} VALUES (%s)").format(**_tables(name)), [json.dumps(meta)])
+        return cls(url)
+
+    @contextmanager
+    def _connection(self) -> Iterator[Connection]:
+        """A connection that no other thread uses meanwhile; what goes wrong in the database is a sentence."""
+        try:
+            connection = self.idle.get_nowait()
+        except Empty:
+            connection = connect(self.address)
+            register_vector(connection)
+        try:
+            with connection.transaction():
+                yield connection
+        except psycopg.Error as error:
+            raise NearkinError(f"PostgreSQL could not do this: {one_line(error)}.") from None
+        finally:
+            if connection.closed:
+                connection.close()
+            else:
+                self.idle.put(connection)
+
+    def _do(self, connection: Connection, text: str, values: Any = None) -> Any:
+        return connection.execute(sql.SQL(text).format(**_tables(self.name)), values)
+
+    def _rows(self, text: str, values: Any = None) -> list[Any]:
+        with self._connection() as connection:
+            found: list[Any] = self._do(connection, text, values).fetchall()
+        return found
+
+    def _read_meta(self) -> Meta:
+        with connected(self.address) as connection:
+            if not _exists(connection, self.name):
+                raise NoIndex(f"There is no index {self.name!r} in the database: make one with nearkin index.")
+            meta: Meta = self._do(connection, "SELECT meta FROM {about}").fetchone()[0]
+        return meta
+
+    def _write_meta(self) -> None:
+        with self._connection() as connection:
+            self._do(connection, "UPDATE {about} SET meta = %s", [json.dumps(self.meta)])
+
+    def _add(self, batch: Batch) -> None:
+        with self._connection() as connection:
+            self._do(
+                connection,
+                "CREATE TEMP TABLE incoming ON COMMIT DROP AS "
+                "SELECT 0::int AS number, id, path, label, stamp, embedding FROM {items} WITH NO DATA",
+            )
+            cursor = connection.cursor()
+            with cursor.copy("COPY incoming FROM STDIN WITH (FORMAT BINARY)") as copy:
+                copy.set_types(["int4", "text", "text", "text", "text", "vector"])
+                for number, (item, vector) in enumerate(zip(batch.items, batch.vectors, strict=True)):
+                    copy.write_row((number, *item, vector))
+            self._do(connection, ADD)
+
+    def remove(self, ids: Sequence[str]) -> int:
+        """Remove items by their ids; how many of them were there."""
+        with self._connection() as connection:
+            count: int = self._do(connection, "DELETE FROM {items} WHERE id = ANY(%s)", [list(ids)]).rowcount
+        return count
+
+    def _build(self) -> bool:
+        operators = sql.SQL("vector_l2_ops" if self.space in BY_DISTANCE else "vector_ip_ops")
+        named = {**_tables(self.name), "graph": sql.Identifier(f"{self.name}_graph"), "operators": operators}
+        text = "CREATE INDEX IF NOT EXISTS {graph} ON {items} USING hnsw (embedding {operators})"
+        with self._connection() as connection:
+            connection.execute(sql.SQL(text).format(**named))
+            self._do(connection, "ANALYZE {items}")
+        return len(self) > 1
+
+    def _search(
+        self, queries: Floats, k: int, *, labels: list[str] | None, exclude: list[str], exact: bool
+    ) -> list[list[Hit]]:
+        distance = "<->" if self.space in BY_DISTANCE else "<#>"  # the latter is −x·v
+        among = _conditions(labels, exclude)
+        text = sql.SQL(SEARCH).format(**_tables(self.name), distance=sql.SQL(distance), among=among)
+        given = {"k": k, "labels": labels, "exclude": exclude}
+        found = []
+        with self._connection() as connection:
+            if exact or self.kind == "exact":
+                connection.execute("SET LOCAL enable_indexscan = off")
+            else:
+                connection.execute(sql.SQL("SET LOCAL hnsw.ef_search = {}").format(sql.Literal(self.meta["effort"])))
+                connection.execute("SET LOCAL hnsw.iterative_scan = strict_order")
+            for query in queries:
+                rows = connection.execute(text, {**given, "query": query}).fetchall()
+                found.append([Hit(name, path, label, self._similarity(d)) for name, path, label, d in rows])
+        return found
+
+    def _similarity(self, distance: float) -> float:
+        return 1 - distance**2 / 2 if self.space in BY_DISTANCE else -distance
+
+    def __len__(self) -> int:
+        count: int = self._rows("SELECT count(*) FROM {items}")[0][0]
+        return count
+
+    def _items(self, ids: Sequence[str]) -> list[Item]:
+        rows = self._rows("SELECT id, path, label, stamp FROM {items} WHERE id = ANY(%s)", [list(ids)])
+        return [Item(*row) for row in rows]
+
+    def items(self) -> Items:
+        """Ids, paths and labels of all items."""
+        rows = self._rows("SELECT id, path, label FROM {items} ORDER BY key")
+        return Items([row[0] for row in rows], [row[1] for row in rows], [row[2] for row in rows])
+
+    def embeddings(self, ids: Sequence[str] | None = None) -> Floats:
+        """The embeddings [N, D] of all items in the order of `items`, or of some ids in theirs."""
+        if ids is None:
+            rows = [row[0] for row in self._rows("SELECT embedding FROM {items} ORDER BY key")]
+        else:
+            text = "SELECT id, embedding FROM {items} WHERE id = ANY(%s)"
+            known = dict(self._rows(text, [list(ids)]))
+            rows = [known[self.item(name).id] for name in ids]
+        return np.array([_numbers(row) for row in rows], np.float32).reshape(-1, self.dim)
+
+    def stamps(self) -> dict[str, tuple[str | None, str | None]]:
+        """By id, the label and the stamp of every item."""
+        return {name: (label, stamp) for name, label, stamp in self._rows("SELECT id, label, stamp FROM {items}")}
+
+    def label_names(self) -> list[str]:
+        """The labels there are, sorted."""
+        return sorted(row[0] for row in self._rows("SELECT DISTINCT label FROM {items} WHERE label IS NOT NULL"))
+
+    def close(self) -> None:
+        """Close the connections that no thread is using."""
+        while not self.idle.empty():
+            self.idle.get_nowait().close()
+
+
+def split_url(url: str) -> tuple[str, str]:
+    """The address of a database, and the name of the index in it."""
+    parts = urlsplit(url)
+    options = dict(parse_qsl(parts.query, keep_blank_values=True))
+    name = options.pop("nearkin", "nearkin")
+    if not re.fullmatch(r"[a-z_][a-z0-9_]{0,40}", name):
+        raise NearkinError(f"An index in a database is named with small letters, digits and _, not {name!r}.")
+    return urlunsplit(parts._replace(query=urlencode(options))), name
+
+
+def connect(address: str) -> Connection:
+    """A connection, or a sentence on why there is none."""
+    try:
+        # Unprepared: a plan that was made with the graph must not be used where an exact search is asked for.
+        return psycopg.connect(address, autocommit=True, prepare_threshold=None)
+    except psycopg.Error as error:
+        host = urlsplit(address).hostname or "this machine"
+        raise NearkinError(f"There is no connection to PostgreSQL on {host}: {one_line(error)}.") from None
+
+
+@contextmanager
+def connected(address: str) -> Iterator[Connection]:
+    """A connection for once."""
+    connection = connect(address)
+    try:
+        yield connection
+    except psycopg.Error as error:
+        raise NearkinError(f"PostgreSQL could not do this: {one_line(error)}.") from None
+    finally:
+        connection.close()
+
+
+def _conditions(labels: list[str] | None, exclude: list[str]) -> sql.Composable:
+    """Only what is asked for, so that the database sees which of its indexes would serve."""
+    conditions = ["label = ANY(%(labels)s)"] * (labels is not None) + ["id <> ALL(%(exclude)s)"] * bool(exclude)
+    return sql.SQL("WHERE " + " AND ".join(conditions) if conditions else "")
+
+
+def _tables(name: str) -> dict[str, sql.Composable]:
+    return {"items": sql.Identifier(f"{name}_items"), "about": sql.Identifier(f"{name}_about")}
+
+
+def _exists(connection: Connection, name: str) -> bool:
+    found = connection.execute("SELECT to_regclass(%s)", [f'"{name}_about"']).fetchone()
+    return found is not None and found[0] is not None
+
+
+def _numbers(vector: Any) -> Any:
+    return vector.to_numpy() if hasattr(vector, "to_numpy") else vector

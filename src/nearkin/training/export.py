@@ -1,0 +1,172 @@
+"""A trained model for other runtimes: an ONNX file, or a torch.export program.
+
+The file takes what the network takes, normalised images [B, channels, size, size], and gives embeddings [B, dim], for
+any B. How a picture becomes such an image is written into it as JSON (`describe`). Nothing is written unless the other
+runtime's embeddings equal ours on real images.
+"""
+
+import json
+import logging
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from nearkin.data.images import counted
+from nearkin.data.pixels.open import store_of
+from nearkin.errors import NearkinError
+from nearkin.files import Json, whole_file
+from nearkin.training.model import Model, load
+
+TOLERANCE = 1e-4
+"""How far an embedding may be from ours, where embeddings are of size 1."""
+
+INPUT, OUTPUT, METADATA = "images", "embeddings", "nearkin"
+BATCH = ({0: torch.export.Dim("batch", min=1)},)
+"""The one dimension of the one input that may change."""
+
+Run = Callable[[Tensor], Tensor]  # network inputs → embeddings, by whatever runs the exported file
+
+
+class Exported(NamedTuple):
+    """What was written, and how it compares with ours."""
+
+    path: Path
+    about: Json
+    images: int  # on how many it was checked
+    difference: float  # the largest of any number of any embedding
+
+
+def export(run: str | Path, out: str | Path, *, images: Sequence[str | Path] = ()) -> Exported:
+    """Write the model of a run as `out`, whose suffix says how: .onnx, or .pt2 for torch.export.
+
+    It is checked on `images`, or on photographs that come with scikit-learn.
+    """
+    out = Path(out)
+    if out.suffix not in WRITERS:
+        raise NearkinError(f"A model is exported as .onnx or .pt2 (torch.export), not as {out.name!r}.")
+    model = load(run, device="cpu")
+    about = describe(model)
+    examples: list[Path] | Tensor = [Path(p) for p in images] if images else photographs()
+    inputs = network_inputs(model, examples)
+    ours = model.embed(examples)
+    with whole_file(out) as temporary, _without_remarks():
+        theirs = WRITERS[out.suffix](_program(model, inputs), temporary, about)
+        difference = max(_difference(theirs, inputs, ours), _difference(theirs, inputs[:1], ours[:1]))
+        if not difference <= TOLERANCE:
+            raise NearkinError(
+                f"Nothing was written to {out}: on {counted(len(ours), 'image', 'images')} its embeddings differ from "
+                f"ours by {difference:.1e}, and {TOLERANCE:.0e} is allowed."
+            )
+    return Exported(out, about, len(ours), difference)
+
+
+def describe(model: Model) -> Json:
+    """How a picture becomes the network's input, and what comes out; enough to rebuild it elsewhere."""
+    from nearkin import __version__
+
+    known = model.preprocessing()
+    size, short, channels, bgr = known["size"], known["short"], known["channels"], known["bgr"]
+    return {
+        "nearkin": __version__,
+        "input": {"name": INPUT, "type": "float32", "shape": ["batch", channels, size, size]},
+        "preprocessing": [
+            "turn the picture as its orientation tag says; transparency lies on white",
+            "where one side is over twice the other, cut its ends off to twice",
+            f"resize to a short side of {short}, the long side in proportion and rounded down: "
+            "bilinear with antialiasing, in 8 bits",
+            "grey = 0.299 R + 0.587 G + 0.114 B" if channels == 1 else "RGB",
+            f"cut the central {size} × {size}; odd margins are halved to the nearest even number",
+            "(pixel / 255 - mean) / std, channel by channel" + (", then BGR" if bgr else ""),
+        ],
+        "size": size,
+        "short_side": short,
+        "resize": "bilinear, antialiased",
+        "crop": "centre",
+        "channel_order": "grey" if channels == 1 else "BGR" if bgr else "RGB",
+        "mean": known["mean"],  # in the order R, G, B
+        "std": known["std"],
+        "output": {"name": OUTPUT, "type": "float32", "shape": ["batch", model.embedder.dim]},
+        "space": model.embedder.space,
+        "normalised": model.embedder.space == "cosine",
+    }
+
+
+def photographs() -> Tensor:
+    """Eight real images: the quarters of two photographs, uint8 [8, 3, h, w]."""
+    from sklearn.datasets import load_sample_images
+
+    both = np.stack(load_sample_images().images)[:, :426, :640]
+    quarters = torch.from_numpy(both).unfold(1, 213, 213).unfold(2, 320, 320)  # [2, 2, 2, 3, 213, 320]
+    return quarters.flatten(0, 2).contiguous()
+
+
+def network_inputs(model: Model, images: Sequence[Path] | Tensor) -> Tensor:
+    """The images as the network sees them, [N, channels, size, size]."""
+    store = store_of(images, short=model.short, channels=model.embedder.trunk.channels, device=model.device)
+    return model.view(store[torch.arange(len(store))])
+
+
+def _program(model: Model, inputs: Tensor) -> Any:
+    """The network as a torch.export program whose batch may be of any size."""
+    two = inputs[:1].repeat(2, 1, 1, 1)  # an example of one would make one part of the program
+    for parameter in model.embedder.parameters():
+        parameter.requires_grad_(False)
+    return torch.export.export(model.embedder, (two,), dynamic_shapes=BATCH)
+
+
+def _write_onnx(program: Any, path: Path, about: Json) -> Run:
+    try:
+        import onnxruntime  # type: ignore[import-untyped]
+        import onnxscript  # noqa: F401 (torch needs it, and says so at length)
+    except ImportError as error:
+        raise NearkinError(f"ONNX needs the package {error.name}: pip install 'nearkin[export]'.") from None
+    made = torch.onnx.export(
+        program, (), dynamo=True, input_names=[INPUT], output_names=[OUTPUT], dynamic_shapes=BATCH, verbose=False
+    )
+    assert made is not None
+    graph = made.model.graph
+    for part in (graph, *graph, *graph.inputs, *graph.outputs):
+        part.metadata_props.clear()  # where in whose file system the code stood
+    made.model.metadata_props[METADATA] = json.dumps(about)
+    made.save(str(path), external_data=False)
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    return lambda x: torch.from_numpy(session.run([OUTPUT], {INPUT: x.numpy()})[0])
+
+
+def _write_program(program: Any, path: Path, about: Json) -> Run:
+    with path.open("wb") as file:
+        torch.export.save(program, file, extra_files={f"{METADATA}.json": json.dumps(about)})
+    run: Run = program.module()
+    return run
+
+
+WRITERS: dict[str, Callable[[Any, Path, Json], Run]] = {".onnx": _write_onnx, ".pt2": _write_program}
+"""Suffix → what writes such a file and returns what runs it."""
+
+
+@torch.no_grad()
+def _difference(theirs: Run, inputs: Tensor, ours: Tensor) -> float:
+    """The largest difference of any number; where the space has no unit length, in parts of the largest number."""
+    return float((theirs(inputs) - ours).abs().max() / ours.abs().max().clamp_min(1))
+
+
+@contextmanager
+def _without_remarks() -> Iterator[None]:
+    """Silence about torch's own deprecations and versions of operators, which are no concern of the user."""
+    logger = logging.getLogger("torch.onnx")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)

@@ -1,0 +1,385 @@
+"""The one loop. A method hooks into it by its six verbs; nothing here knows which method it is."""
+
+import dataclasses
+import math
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nearkin.console import Reporter, Status, stop_on_interrupt
+from nearkin.data.datasets import load_dataset
+from nearkin.data.images import Dataset, Images
+from nearkin.data.pixels.open import Opener, open_store
+from nearkin.data.pixels.tiles import Pixels
+from nearkin.data.pixels.views import augment
+from nearkin.data.splits import held_out, sample_fraction
+from nearkin.errors import NearkinError
+from nearkin.evaluation import Scores, evaluate_under, protocol_of
+from nearkin.files import Json, provenance, read_tensors, write_json, write_tensors
+from nearkin.methods.base import Step
+from nearkin.methods.build import method
+from nearkin.methods.samplers import steps_per_epoch
+from nearkin.training import checkpoint
+from nearkin.training.checkpoint import write_classes, write_snapshot
+from nearkin.training.measure_run import open_images
+from nearkin.training.model import Model, Store, autocast, begin_short, build_embedder, embed_store, embedding_dim
+from nearkin.training.optimiser import checks_without_progress, lr_factor, make_optimiser, set_training
+from nearkin.training.plan import Plan
+from nearkin.training.run_folder import RunFolder
+from nearkin.training.tracking import Tracker
+
+Network = Callable[[Tensor], Tensor]
+
+SAVE_SECONDS = 60.0
+"""A checkpoint is written about this often: the most that a kill can cost."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """Images with their pixels at hand."""
+
+    images: Images
+    store: Store
+
+
+def training_images(plan: Plan, data: Dataset) -> tuple[Images, Images | None]:
+    """What a run trains on, and the classes it holds out, where it does."""
+    train = sample_fraction(data.train, plan.fraction, seed=plan.seed)
+    if not plan.needs_held_out:
+        return train, None
+    return held_out(train, fraction=plan.held_out, fold=(plan.fold - 1, plan.folds) if plan.folds else None)
+
+
+class Training:
+    """One run: what it trains, with what, and how far it is."""
+
+    def __init__(self, plan: Plan, run: RunFolder, reporter: Reporter, opener: Opener = open_store) -> None:
+        torch.manual_seed(plan.own_seed)
+        self.plan, self.run, self.reporter, self.opener = plan, run, reporter, opener
+        self.device = torch.device(plan.device)
+        self.tracker = Tracker(run.path / "tensorboard" if plan.tensorboard else None, plan.select_by)
+        self.bad: list[str] = []  # images that cannot be read, each with the reason
+        data = load_dataset(plan.data, halves=plan.halves)
+        for sentence in data.notes:
+            reporter.note(sentence)
+        train, validation = training_images(plan, data)
+
+        self.method = method(plan.method, classes=train.classes, dim=embedding_dim(plan), space=plan.space or None)
+        if self.method.needs_score and validation is None and plan.select != "test":
+            raise NearkinError(
+                f"{plan.method} goes by the score of held-out classes, and none are held out: set select=validation."
+            )
+        embedder = build_embedder(plan, self.method.space)
+        embedder.to(self.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.model = Model(embedder, plan, train.names, space=self.method.ranked_in)
+        size, short, normalise = self.model.size, self.model.short, embedder.trunk.normalise
+        self.augment = augment(plan.augment, size=size, short=short, normalise=normalise, compiled=plan.compile)
+        self.train = self._part(train, "training")
+        if lost := sorted(set(train.names) - set(self.train.images.names)):
+            raise NearkinError(f"No image of the training class {lost[0]!r} can be read: mend the class or remove it.")
+        self.validation = None if validation is None else self._part(validation, "held-out")
+        self.test = self._part(data.test, "test")
+
+        self.head_scale = begin_short(self.model, self.train.store)
+        self.method.bind(embedder)
+        self.method.to(self.device)
+        self.method.compiled = plan.compile
+        # Without CUDA graphs a compiled network waits for the host to launch its kernels, not for the GPU.
+        mode = "reduce-overhead" if self.device.type == "cuda" else "default"
+        self.compiled: Network = torch.compile(embedder, mode=mode) if plan.compile else embedder
+        torch.backends.cudnn.benchmark = True  # every training step has the same shapes
+        self.labels = self.train.images.labels.to(self.device)
+        self.optimiser = make_optimiser(plan, self._groups())
+        self.base_lr = [group["lr"] for group in self.optimiser.param_groups]
+
+        self.per_epoch = steps_per_epoch(len(self.train.images), plan.batch)
+        self.check_every = plan.check_every or self.per_epoch
+        self.rng = torch.Generator(self.device).manual_seed(plan.own_seed)
+        self.losses = torch.zeros(self.per_epoch, device=self.device)  # of this epoch; read when it is over
+        self.step = 0
+        self.scores: list[float] = []  # of the checks, on held-out classes, or on test where that was asked for
+        self.trained = (0, 0.0)  # images and seconds of whole epochs after warm-up and compilation
+        self.seconds = 0.0
+        self.paused = self.lap = self.watched = 0.0  # clocks: checks in this epoch, its beginning, the last look
+        self.timed = False
+        self.kept = False  # a model was kept since the last checkpoint
+        self.network: Network = embedder
+
+    def _part(self, images: Images, what: str) -> Part:
+        store, images, bad = open_images(self.model, images, what, opener=self.opener, reporter=self.reporter)
+        self.bad += [str(image) for image in bad]
+        return Part(images, store)
+
+    def _groups(self) -> list[dict[str, Any]]:
+        embedder = self.model.embedder
+        trunk = {id(p) for p in embedder.trunk.parameters()}
+        head = [p for p in embedder.parameters() if id(p) not in trunk]
+        return [
+            {"params": list(embedder.trunk.parameters()), "lr": self.plan.lr},
+            {"params": head, "lr": self.plan.head_lr or self.plan.lr},
+            *self.method.groups(self.plan.lr),
+        ]
+
+    def resolved(self) -> Json:
+        """What the plan's blanks (0, -1, empty) came to."""
+        own = self.plan.images_per_class
+        return {
+            "size": self.model.size,
+            "images_per_class": self.method.images_per_class if own < 0 else own,
+            "head_lr": self.plan.head_lr or self.plan.lr,
+            "head_scale": self.head_scale,
+            "check_every": self.check_every,
+            "steps_per_epoch": self.per_epoch,
+            "training_images": len(self.train.images),
+            "training_classes": self.train.images.classes,
+        }
+
+    # The loop.
+
+    def go(self) -> Scores:
+        """Train to the end from wherever this run is, and measure what is kept."""
+        self.tracker.begin(self.run.events() if self.step else [])
+        if self.step == 0:
+            self._before_first_step()
+        began = saved = time.monotonic()
+        before = self.seconds
+        total = self.plan.epochs * self.per_epoch
+        batches = self._batches()
+        self._begin_epoch()
+        with stop_on_interrupt() as asked, self.reporter.training(total) as status:
+            while self.step < total and not self._out_of_patience():
+                if self.step % self.per_epoch == 0:
+                    self._begin_epoch()
+                self.losses[self.step % self.per_epoch] = self._one_step(*next(batches))
+                self.step += 1
+                self._watch(status)
+                if self.step % self.per_epoch == 0:
+                    self._end_epoch()
+                if self.step % self.check_every == 0 or self.step == total:
+                    self._check()
+                if self.step % self.per_epoch == 0:
+                    self._snapshot()
+                self.seconds = before + time.monotonic() - began
+                if asked.is_set() or self.kept or time.monotonic() - saved > SAVE_SECONDS:
+                    self._save()
+                    saved, self.kept = time.monotonic(), False
+                if asked.is_set():
+                    raise KeyboardInterrupt
+            self._save()
+        return self._finish()
+
+    def _batches(self) -> Iterator[tuple[Tensor, Pixels]]:
+        own = self.plan.images_per_class
+        rows = self.method.batches(
+            self.train.images.labels,
+            self.plan.batch,
+            seed=self.plan.own_seed,
+            start=self.step,
+            images_per_class=None if own < 0 else own,
+        )
+        return self.train.store.follow(rows, read_ahead=0 if self.method.reads_state else 2)
+
+    def _one_step(self, index: Tensor, pixels: Pixels) -> Tensor:
+        self.optimiser.zero_grad()  # first: gradients of a compiled network live in memory it is about to use again
+        index = index.to(self.device, non_blocking=True)
+        images = self.augment(pixels, self.rng).contiguous(memory_format=torch.channels_last)
+        with autocast(self.device, self.plan.precision):
+            x = self.network(images)
+        step = Step(x, self.labels[index], self.model.embedder, images, index, self.rng)
+        loss = self.method.loss(step)
+        loss.backward()  # type: ignore[no-untyped-call]
+        self.method.after_backward(self.model.embedder)
+        self._clip()
+        self.optimiser.step()
+        self.method.after_step(step)
+        return loss.detach()
+
+    def _clip(self) -> None:
+        parameters = [p for group in self.optimiser.param_groups for p in group["params"]]
+        if self.plan.clip_value:
+            torch.nn.utils.clip_grad_value_(parameters, self.plan.clip_value)
+        if self.plan.clip_norm:
+            torch.nn.utils.clip_grad_norm_(parameters, self.plan.clip_norm)
+
+    # What happens between steps.
+
+    def _before_first_step(self) -> None:
+        self.run.keep_events(0)
+        self._log("test", epoch=0, scores=self._measure(self.test, self.plan.metrics, "before training"))
+        self.method.train()
+        self.method.at_check(self.model.embedder, self._embed, self.labels)
+        self._snapshot()
+
+    def _begin_epoch(self) -> None:
+        epoch = self.step // self.per_epoch
+        warming_up = epoch < self.plan.warmup
+        set_training(self.model.embedder, self.model.embedder.trunk, self.plan, warming_up=warming_up)
+        self.method.train()
+        self.network = self.model.embedder if warming_up else self.compiled
+        seen = self.scores[: epoch * self.per_epoch // self.check_every]  # a run resumed in mid-epoch may know more
+        factor = lr_factor(self.plan, epoch, seen)
+        for group, lr in zip(self.optimiser.param_groups, self.base_lr, strict=True):
+            group["lr"] = lr * factor
+        # An epoch that a resumed run enters in the middle, or that compiles, is not timed.
+        self.timed = self.step % self.per_epoch == 0 and epoch > self.plan.warmup
+        self.paused, self.lap = 0.0, time.monotonic()
+
+    def _end_epoch(self) -> None:
+        loss = self._finite_losses(self.per_epoch).mean().item()  # waits for the device
+        seconds = time.monotonic() - self.lap - self.paused
+        images = self.per_epoch * self.plan.batch
+        if self.timed:
+            self.trained = (self.trained[0] + images, self.trained[1] + seconds)
+        epoch = self.step // self.per_epoch
+        self._log("epoch", epoch=epoch, loss=loss, lr=self.optimiser.param_groups[0]["lr"], seconds=round(seconds, 3))
+        self.reporter.epoch(f"epoch {epoch}/{self.plan.epochs}  loss {loss:.4f}  {images / seconds:,.0f} images/s")
+        if self.plan.evaluate_every and epoch % self.plan.evaluate_every == 0 and epoch < self.plan.epochs:
+            self._log("test", epoch=epoch, scores=self._measure(self.test, self.plan.metrics, f"epoch {epoch}"))
+
+    def _check(self) -> None:
+        began = time.monotonic()
+        score = None
+        judge = self.test if self.plan.select == "test" else self.validation
+        if judge is not None:
+            by = self.plan.select_by
+            score = self._measure(judge, (by,), "checking")[by]
+            self.scores.append(score)
+            self._log("check", score=score, on="test" if judge is self.test else "held-out classes")
+            self.reporter.epoch(f"step {self.step}  {by} {score:.2f}")
+            if self.plan.select != "last" and checks_without_progress(self.scores) == 0:
+                self._keep()
+                self.kept = True
+        self.method.at_check(self.model.embedder, self._embed, self.labels, score)
+        self.paused += time.monotonic() - began
+
+    def _out_of_patience(self) -> bool:
+        return 0 < self.plan.patience <= checks_without_progress(self.scores)
+
+    def _watch(self, status: Status) -> None:
+        now = time.monotonic()
+        if self.reporter.watched and now - self.watched > 1:  # one look a second: the step itself never waits
+            within = (self.step - 1) % self.per_epoch
+            speed = (within + 1) * self.plan.batch / max(now - self.lap - self.paused, 1e-9)
+            best = f" · {self.plan.select_by} {self.scores[-1]:.1f}" if self.scores else ""
+            epoch = (self.step - 1) // self.per_epoch + 1
+            loss = self._finite_losses(within + 1)[-1].item()
+            status(self.step, f"epoch {epoch}/{self.plan.epochs} · loss {loss:.3f}{best} · {speed:,.0f} images/s")
+            self.watched = now
+
+    def _finite_losses(self, count: int) -> Tensor:
+        losses = self.losses[:count].cpu()
+        bad = (~losses.isfinite()).nonzero()
+        if len(bad):
+            step = (self.step - 1) // self.per_epoch * self.per_epoch + int(bad[0]) + 1
+            kept = (
+                f"the last good state is {self.run.checkpoint}"
+                if self.run.checkpoint.exists()
+                else "nothing is saved yet"
+            )
+            raise NearkinError(f"The loss was {float(losses[bad[0]])} at step {step}: lower the learning rate; {kept}.")
+        return losses
+
+    def _embed(self, index: Tensor | None = None, *, augment: bool = False) -> Tensor:
+        view = (lambda pixels: self.augment(pixels, self.rng)) if augment else self.model.view
+        precision = self.plan.precision
+        return embed_store(self.model.embedder, self.train.store, view, index=index, precision=precision)
+
+    def _measure(self, part: Part, metrics: tuple[str, ...], what: str) -> Scores:
+        with self.reporter.bar(f"embedding ({what})") as progress:
+            x = embed_store(
+                self.model.embedder, part.store, self.model.view, precision=self.plan.precision, progress=progress
+            )
+        return evaluate_under(
+            protocol_of(part.images),
+            x,
+            part.images.labels.to(x.device),
+            metrics=metrics,
+            space=self.method.ranked_in,
+            seed=self.plan.seed,
+        )
+
+    # What is kept.
+
+    def _log(self, event: str, **content: Any) -> None:
+        record = {"event": event, "step": self.step, **content}
+        self.run.append(record)
+        self.tracker.add(record)
+
+    def _keep(self) -> None:
+        """Write the model as it is now: the one the run keeps, unless a better one comes."""
+        about = {"names": self.model.names, "step": self.step, "epoch": self.step / self.per_epoch}
+        about |= {"preprocessing": self.model.preprocessing(), "architecture": self.model.architecture()}
+        write_tensors(self.run.model, self.model.embedder.state_dict(), about)
+        write_classes(self.run.classes, self.method, self.model.names)
+
+    def _snapshot(self) -> None:
+        """Write model and method as they are after this epoch, where the plan asks for that."""
+        if (epoch := self.step // self.per_epoch) in self.plan.snapshot_epochs:
+            write_snapshot(self.run, epoch, self.model.embedder, self.method, self.model.names)
+
+    def _state(self) -> checkpoint.State:
+        return checkpoint.State(self.model.embedder, self.method, self.optimiser, self.losses, self.rng)
+
+    def _save(self) -> None:
+        """Write all that training needs to go on from here, bit for bit."""
+        self._finite_losses(self.step % self.per_epoch or self.per_epoch)
+        weights = self.model.embedder.parameters()
+        if not torch.nn.utils.get_total_norm(weights, norm_type=math.inf).isfinite():  # one wait for all of them
+            raise NearkinError(f"The weights are not finite after step {self.step}: lower the learning rate.")
+        about = {
+            "step": self.step,
+            "scores": self.scores,
+            "trained": self.trained,
+            "seconds": self.seconds,
+            "events": len(self.run.events()),
+            "images": len(self.train.images),
+        }
+        checkpoint.save(self.run.checkpoint, self._state(), about)
+
+    def restore(self) -> None:
+        """Go back to the last checkpoint, where there is one."""
+        if not self.run.checkpoint.exists():
+            return
+        tensors, about = read_tensors(self.run.checkpoint)
+        if about["images"] != len(self.train.images):
+            raise NearkinError(
+                f"{self.run.path} was trained on {about['images']} images and {self.plan.data} has "
+                f"{len(self.train.images)} now: train anew."
+            )
+        checkpoint.restore(self._state(), tensors)
+        self.step, self.scores, self.seconds = about["step"], about["scores"], about["seconds"]
+        self.trained = (about["trained"][0], about["trained"][1])
+        self.run.keep_events(about["events"])
+
+    def _finish(self) -> Scores:
+        if self.plan.select == "last" or not self.scores:
+            self._keep()
+        tensors, about = read_tensors(self.run.model)
+        self.model.embedder.load_state_dict(tensors)
+        scores = self._measure(self.test, self.plan.metrics, "test")
+        self.tracker.add({"event": "kept", "step": about["step"], "scores": scores})
+        self.tracker.close()
+        images, seconds = self.trained
+        before = next(e["scores"] for e in self.run.events() if e["event"] == "test")
+        result: Json = {
+            "scores": scores,
+            "before": before,
+            "queries": scores.queries,
+            "left_out": scores.left_out,
+            "unreadable": self.bad,
+            "select": self.plan.select,
+            "kept_epoch": about["epoch"],
+            "method": str(self.method.spec),
+            "seed": self.plan.seed,
+            "steps": self.step,
+            "seconds": round(self.seconds, 1),
+            "images_per_second": round(images / seconds, 1) if seconds else None,
+            **provenance(),
+        }
+        if self.scores:
+            result["held_out" if self.plan.select != "test" else "test_chosen"] = max(self.scores)
+        write_json(self.run.result, result)
+        return scores

@@ -1,0 +1,65 @@
+"""TODO."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from nearkin.training.plan import Plan
+
+
+def lr_factor(plan: Plan, epoch: int, scores: Sequence[float] = ()) -> float:
+    """What the learning rates are multiplied with in an epoch (0, 1, …), given the scores of the checks so far."""
+    if plan.schedule == "step":
+        return plan.decay ** (epoch // plan.decay_every)
+    if plan.schedule == "cosine":
+        return 0.5 * (1 + math.cos(math.pi * epoch / max(plan.epochs, 1)))
+    if plan.schedule == "plateau":
+        return plan.decay ** _plateaus(scores, plan.decay_every)
+    return 1.0
+
+
+def _plateaus(scores: Sequence[float], patience: int) -> int:
+    best, waited, drops = -math.inf, 0, 0
+    for score in scores:
+        best, waited = (score, 0) if score > best else (best, waited + 1)
+        if waited == patience:
+            waited, drops = 0, drops + 1
+    return drops
+
+
+def checks_without_progress(scores: Sequence[float]) -> int:
+    """How many checks ago the best score was; the first of equals counts."""
+    return len(scores) - 1 - scores.index(max(scores)) if scores else 0
+
+
+def make_optimiser(plan: Plan, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
+    """The plan's optimiser over parameter groups that carry their learning rate."""
+    fused = plan.device.startswith("cuda")
+    if plan.optimiser == "adamw":
+        return torch.optim.AdamW(groups, weight_decay=plan.weight_decay, fused=fused)
+    if plan.optimiser == "adam":
+        return torch.optim.Adam(groups, weight_decay=plan.weight_decay, fused=fused)
+    if plan.optimiser == "rmsprop":
+        return torch.optim.RMSprop(groups, weight_decay=plan.weight_decay, momentum=plan.momentum)
+    return torch.optim.SGD(groups, weight_decay=plan.weight_decay, momentum=plan.momentum)
+
+
+def set_training(model: nn.Module, trunk: nn.Module, plan: Plan, *, warming_up: bool) -> None:
+    """Train mode under the plan's batch-norm policy, with the trunk frozen while warming up."""
+    model.train()
+    for parameter in trunk.parameters():
+        parameter.requires_grad_(not warming_up)
+    for norm in batch_norms(model):
+        if plan.batch_norm != "train":
+            norm.eval()
+        if plan.batch_norm == "freeze":
+            for parameter in norm.parameters(recurse=False):
+                parameter.requires_grad_(False)
+
+
+def batch_norms(model: nn.Module) -> list[nn.Module]:
+    """The batch norms of a model, timm's variants among them."""
+    return [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]

@@ -1,0 +1,155 @@
+"""The command line as a person uses it: help that suffices, tables, one-sentence errors with exit code 2."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from made import make_images
+from PIL import Image
+
+from nearkin.cli import main
+from nearkin.training.plan import Plan
+
+TINY = ["--data", "glyphs(classes=48, samples=6)", "--epochs", "1", "--batch", "24", "--dim", "16", "--device", "cpu"]
+
+
+def nearkin(*arguments: str, cwd=None) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "COLUMNS": "200", "NO_COLOR": "1"}
+    command = [sys.executable, "-m", "nearkin", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=environment, timeout=300)
+
+
+def size_of(picture: Path) -> tuple[int, int]:
+    with Image.open(picture) as image:
+        return image.size
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("cli") / "run"
+    done = nearkin("train", *TINY, "--out", str(folder))
+    assert done.returncode == 0, done.stderr
+    return folder, done.stdout
+
+
+def test_train_prints_a_table_and_draws_a_picture(run):
+    folder, printed = run
+    assert "before training" in printed
+    assert "MAP@R" in printed
+    assert "kept: the last epoch" in printed
+    assert size_of(folder / "neighbours.png")[0] > 500
+
+
+def test_eval_measures_what_train_measured(run):
+    folder, _ = run
+    done = nearkin("eval", str(folder), "--json", "--metrics", "R@1,MAP@R", "--device", "cpu")
+    assert done.returncode == 0, done.stderr
+    scores = json.loads(done.stdout)["scores"]
+    known = json.loads((folder / "result.json").read_text())["scores"]
+    assert scores == {name: known[name] for name in ("R@1", "MAP@R")}
+
+
+def test_eval_says_what_chose_the_epoch(run, tmp_path):
+    folder, _ = run
+    assert "kept: the last epoch" in nearkin("eval", str(folder), "--device", "cpu").stdout
+    chosen = tmp_path / "chosen"
+    assert nearkin("train", *TINY, "--select", "test", "--out", str(chosen)).returncode == 0
+    assert "ON THE TEST SET" in nearkin("eval", str(chosen), "--device", "cpu").stdout
+    assert json.loads(nearkin("eval", str(chosen), "--json", "--device", "cpu").stdout)["select"] == "test"
+    geometry = nearkin("geometry", str(chosen), str(folder), "--device", "cpu").stdout
+    assert geometry.count("ON THE TEST SET") == 1
+
+
+def test_without_a_word_there_is_help():
+    done = nearkin()
+    assert done.returncode == 0
+    assert "Usage:" in done.stdout
+    assert "  train " in done.stdout
+
+
+def test_ctrl_c_says_how_to_go_on(monkeypatch, capsys):
+    def interrupted(**_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sys.modules["nearkin.training.loop"], "train", interrupted)
+    monkeypatch.setattr(sys, "argv", ["nearkin", "train"])
+    with pytest.raises(SystemExit) as stopped:
+        main()
+    assert stopped.value.code == 130
+    assert "--resume --out" in capsys.readouterr().err
+
+
+def test_help_shows_every_setting_with_its_default():
+    printed = nearkin("train", "--help").stdout
+    for name in vars(Plan()):
+        assert f"--{name.replace('_', '-')}" in printed
+    assert "0.0001" in printed
+    assert "proxy_anchor" in printed
+
+
+def test_methods_are_listed_and_shown():
+    listed = nearkin("methods").stdout
+    assert "proxy_anchor" in listed
+    assert "pair loss" in listed
+    shown = nearkin("methods", "show", "proxy_anchor").stdout
+    for word in ("Symbols", "Settings", "Departures", "Relations", "(4)", "alpha = 32.0"):
+        assert word in shown
+
+
+def test_data_counts_and_draws(tmp_path):
+    done = nearkin("data", "glyphs(classes=48, samples=6)", "--out", str(tmp_path / "sheet.png"))
+    assert done.returncode == 0, done.stderr
+    assert "144" in done.stdout
+    assert size_of(tmp_path / "sheet.png")[1] > 200
+
+
+def test_data_names_what_cannot_be_read_to_its_end(tmp_path):
+    paths = make_images(tmp_path / "photos", classes=4, each=2)
+    paths[0].write_bytes(paths[0].read_bytes()[:-40])
+    done = nearkin("data", f"folder:{tmp_path / 'photos'}", "--out", str(tmp_path / "sheet.png"))
+    assert done.returncode == 0, done.stderr
+    sentence = f"1 training image cannot be read, so left out: {paths[0]} (it is truncated). That leaves fewer than two"
+    assert f"{sentence} images of {paths[0].parent.name}." in done.stdout
+
+
+def test_data_refuses_a_sheet_it_cannot_write_before_it_reads(tmp_path):
+    done = nearkin("data", "glyphs(classes=48, samples=6)", "--out", str(tmp_path / "sheet.gif"))
+    assert (done.returncode, done.stdout) == (2, "")
+
+
+def test_data_sets_are_listed():
+    assert "inshop:PATH, DeepFashion In-Shop" in nearkin("data").stdout
+
+
+def test_suites_are_listed():
+    assert "smoke" in nearkin("bench").stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["train", "--method", "proxy_ancor"], "Did you mean 'proxy_anchor'?"),
+        (["train", "--method", "proxy_anchor(alfa=3)"], "Did you mean 'alpha'?"),
+        (["train", "--method", "soft_triple(lambda=20)"], "has an option 'lambda'"),
+        (["train", "--size", "7"], "choose another --size"),
+        (["train", "--data", "folder:nowhere"], "nowhere"),
+        (["train", "--data", "glyps"], "glyphs"),
+        (["train", "--epochs", "many"], "--epochs"),
+        (["train", "--backbone", "resnet5"], "no backbone"),
+        (["train", "--augment", "crops"], "Did you mean 'crop'?"),
+        (["eval", "nowhere"], "run folder"),
+        (["methods", "show", "nothing"], "There are:"),
+        (["bench", "nothing"], "no suite"),
+        (["bench", "smoke", "--set", "epochs"], "name=value"),
+        (["trian"], "trian"),
+    ],
+)
+def test_a_wrong_input_is_one_sentence_and_exit_code_2(arguments, words, tmp_path):
+    done = nearkin(*arguments, cwd=tmp_path)
+    assert done.returncode == 2, done.stderr
+    assert words in done.stderr
+    assert "Traceback" not in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1

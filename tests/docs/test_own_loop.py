@@ -1,0 +1,79 @@
+"""The code of docs/your-own-loop.md runs as it stands there, and learns."""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import nearkin as nk
+
+PAGE = Path(__file__).parents[2] / "docs" / "your-own-loop.md"
+BLOCKS = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+
+
+class Blobs(torch.utils.data.Dataset):
+    """Ten noisy classes in twelve dimensions."""
+
+    def __init__(self, count: int = 400) -> None:
+        generator = torch.Generator().manual_seed(0)
+        self.targets = torch.arange(count) % 10
+        centres = torch.randn(10, 12, generator=generator)
+        self.images = centres[self.targets] + 0.8 * torch.randn(count, 12, generator=generator)
+
+    def __len__(self) -> int:
+        return len(self.targets)
+
+    def __getitem__(self, row: int) -> tuple[torch.Tensor, int]:
+        return self.images[row], int(self.targets[row])
+
+
+def surroundings() -> dict[str, object]:
+    torch.manual_seed(0)
+    data = Blobs()
+    model = nn.Sequential(nn.Linear(12, 32), nn.ReLU(), nn.Linear(32, 16))
+    orders = [torch.randperm(len(data)) for _ in range(6)]
+    batches = [(data.images[rows], data.targets[rows]) for order in orders for rows in order.split(50)]
+    optimiser = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    return {"model": model, "dataset": data, "batches": batches, "optimiser": optimiser, "torch": torch, "nk": nk}
+
+
+@pytest.mark.filterwarnings("ignore:Converting a tensor with requires_grad")  # pytorch-metric-learning's own
+@pytest.mark.parametrize("number", range(len(BLOCKS)))
+def test_a_block_of_the_page_runs_and_learns(number):
+    names = surroundings()
+    model, data = names["model"], names["dataset"]
+    with torch.no_grad():
+        before = nk.evaluate(model(data.images), data.targets, metrics=("P@R",))["P@R"]
+    exec(BLOCKS[number], names)
+    model.eval()
+    with torch.no_grad():
+        after = nk.evaluate(model(data.images), data.targets, metrics=("P@R",))["P@R"]
+    assert after > before + 5
+
+
+def test_there_are_three_blocks():
+    assert len(BLOCKS) == 3
+
+
+@pytest.mark.filterwarnings("ignore:Converting a tensor with requires_grad")
+def test_a_trainer_moves_the_proxies_too():
+    names = surroundings()
+    block = (
+        BLOCKS[2]
+        .replace("multi_similarity", "proxy_anchor")
+        .replace(
+            '"trunk_optimizer"', '"metric_loss_optimizer": torch.optim.AdamW(method.groups(lr=1e-3)), "trunk_optimizer"'
+        )
+    )
+    exec(block.split("trainer.train")[0], names)
+    before = names["method"].proxies.vectors.detach().clone()
+    names["trainer"].train(num_epochs=1)
+    assert not torch.equal(before, names["method"].proxies.vectors)
+
+
+def test_a_miner_is_refused_in_a_sentence():
+    method = nk.method("contrastive", classes=2, dim=3)
+    with pytest.raises(nk.NearkinError, match="mine for themselves"):
+        method(torch.randn(2, 3), torch.tensor([0, 1]), (1, 2, 3))

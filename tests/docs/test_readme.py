@@ -1,0 +1,154 @@
+"""What the README shows works, and what it prints is generated."""
+
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+
+import nearkin as nk
+from nearkin.benchmark.claims import CLAIMS, check_claim
+from nearkin.data.datasets import DATASETS
+from nearkin.data.pixels.views import AUGMENTS
+from nearkin.files import read_json
+from nearkin.methods.losses import LOSSES
+from nearkin.networks.backbones import BACKBONES
+from tools import docs
+from tools.results_page import boards
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text()
+COMMANDS = [
+    line.split("#")[0].strip()
+    for block in re.findall(r"```sh\n(.*?)```", README, re.DOTALL)
+    for line in block.splitlines()
+]
+QUICK = ["--epochs", "1", "--batch", "12", "--size", "32", "--device", "cpu"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A folder with photos/, one folder a class."""
+    place = tmp_path_factory.mktemp("readme")
+    rng = torch.Generator().manual_seed(0)
+    for label in range(8):
+        (place / "photos" / f"class{label}").mkdir(parents=True)
+        for number in range(4):
+            pixels = torch.randint(256, (40, 48, 3), generator=rng, dtype=torch.uint8)
+            Image.fromarray(pixels.numpy()).save(place / "photos" / f"class{label}" / f"{number}.png")
+    return place
+
+
+def expand(word: str, cwd: Path) -> list[str]:
+    """As a shell does with a star."""
+    return sorted(str(p.relative_to(cwd)) for p in cwd.glob(word)) if "*" in word else [word]
+
+
+def run(words: list[str], cwd: Path) -> str:
+    done = subprocess.run([sys.executable, "-m", *words], cwd=cwd, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_there_are_commands_to_run():
+    assert [" ".join(c.split()[:2]) for c in COMMANDS] == [
+        *("make demo", "make test"),
+        *("nearkin data", "nearkin train", "nearkin eval"),
+        *("nearkin index", "nearkin search", "nearkin serve"),
+    ]
+
+
+def test_the_commands_on_your_own_images_run_in_order(folder):
+    for command in COMMANDS:
+        words = [name for word in shlex.split(command) for name in expand(word, folder)]
+        if words[0] == "nearkin" and words[1] != "serve":  # which the tutorial's test starts
+            run(words + (QUICK if words[1] == "train" else []), folder)
+    assert (folder / "photos.png").exists()
+    assert (folder / "runs" / "photos" / "result.json").exists()
+    assert (folder / "found.html").exists()
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
+def test_the_demo_is_the_command_the_makefile_runs(folder):
+    plan = ["make", "-n", "--no-print-directory", "demo"]
+    recipe = subprocess.run(plan, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    command = next(shlex.split(line) for line in recipe.splitlines() if "bin/nearkin" in line)
+    quick = ["--data", "glyphs(classes=48, samples=6)", "--epochs", "1", "--batch", "24", "--device", "cpu"]
+    run(["nearkin", *command[1:], *quick], folder)
+    assert (folder / "runs" / "demo" / "neighbours.png").exists()
+
+
+def test_the_python_lines_run(folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    if not Path("runs/demo").exists():
+        nk.train(data="glyphs(classes=48, samples=6)", epochs=1, batch=24, device="cpu", out="runs/demo")
+    block = re.search(r"```python\n(.*?)```", README, re.DOTALL)[1]
+    names = {"embeddings": torch.randn(40, 512), "labels": torch.arange(40) % 10}
+    exec(block, names)
+    assert names["loss"].ndim == 0
+    assert set(names["scores"]) == {"R@1", "MAP@R"}
+
+
+@pytest.mark.parametrize(
+    ("page", "file", "quoted"),
+    [
+        ("vcpa", "vcpa_cost_cpu", lambda rows: [rows[1]["ratio"]]),
+        ("vcpa", "vcpa_cost_cuda", lambda rows: [rows[1]["ratio"]]),
+        ("proxy_isa", "isa_cost_cpu", lambda rows: [rows["methods alone"]["ratio"]]),
+        ("proxy_isa", "isa_cost_cuda", lambda rows: [rows["training steps"]["ratio"]]),
+        ("ccp", "ccp_cost_cpu", lambda rows: [rows["step"]["ratio"], rows["redraw"]["ratio"]]),
+        ("ccp", "ccp_cost_cuda", lambda rows: [rows["step"]["ratio"], rows["redraw"]["ratio"]]),
+        ("profs", "hncm_cost", lambda rows: [row["ratio"] for row in rows]),
+    ],
+)
+def test_costs_on_a_page_are_those_of_the_file_it_names(page, file, quoted):
+    text = (ROOT / "docs" / f"{page}.md").read_text()
+    found = read_json(ROOT / "benchmarks" / "results" / f"{file}.json")
+    assert f"{file}.json" in text
+    assert all(re.search(rf"\b{ratio:.2f}\b", text) for ratio in quoted(found["rows"]))
+
+
+def test_what_ccps_page_says_of_heads_is_what_the_file_says():
+    text = (ROOT / "docs" / "ccp.md").read_text()
+    for name, test in read_json(ROOT / "benchmarks" / "results" / "ccp_heads.json")["tests"].items():
+        assert re.search(rf"\b{test['difference']:.2f}\b", text), name
+        if name.endswith("128-d"):
+            assert f"{test['low']:.2f} to {test['high']:.2f}, p {test['p']:.3f}" in text, name
+
+
+@pytest.mark.parametrize(("paper", "page", "pairs"), [("CCP", "ccp", 6), ("Proxy-ISA", "proxy_isa", 1)])
+def test_what_a_page_says_of_all_methods_is_what_the_claims_say(paper, page, pairs):
+    text = (ROOT / "docs" / f"{page}.md").read_text()
+    measured = [found.board for found in boards(ROOT / "benchmarks" / "results")]
+    tested = [t for c in CLAIMS if c.paper == paper for t in check_claim(c, measured) if t.suite == "cub_lite0"]
+    testable = [each for each in tested if each.test.n > 1]
+    assert len(testable) == pairs
+    for each in testable:
+        assert re.search(rf"\b{abs(each.test.difference):.2f}\b[^();]*\([^();]*p {each.test.p:.3f}\)", text), each
+
+
+def test_the_table_of_the_page_on_data_can_be_read(tmp_path):
+    table = re.search(r"```text\n(path,.*?)```", (ROOT / "docs" / "data.md").read_text(), re.DOTALL)[1]
+    (tmp_path / "images.csv").write_text(table)
+    for line in table.splitlines()[1:]:
+        path = tmp_path / line.split(",")[0]
+        path.parent.mkdir(exist_ok=True)
+        Image.new("RGB", (40, 40)).save(path)
+    data = nk.load_dataset(f"csv:{tmp_path / 'images.csv'}")
+    assert (len(data.train), data.train.classes) == (3, 2)
+    assert (data.test.query.tolist(), data.test.gallery.tolist()) == ([True, False], [False, True])
+
+
+def test_the_generated_parts_are_up_to_date():
+    assert docs.readme(README, ROOT) == README
+    assert docs.methods_page() == (ROOT / "docs" / "methods.md").read_text()
+    page = (ROOT / "docs" / "data.md").read_text()
+    assert docs.data_page(page) == page
+    for name in (*DATASETS, *AUGMENTS, *BACKBONES):
+        assert re.search(rf"\| `{name}[`:]", page), name
+    assert {p.stem for p in (ROOT / docs.PICTURES).glob("*.png")} == set(LOSSES)

@@ -1,0 +1,398 @@
+"""docs/results.md: tables from made results files, claims tested and put into words, and the page in the tree."""
+
+import json
+from pathlib import Path
+
+import pytest
+from scipy import stats
+
+import nearkin
+from nearkin.benchmark.claims import CLAIMS, Claim, Outcome, check_claim, in_words, pairs
+from nearkin.benchmark.planned_runs import expand, run_id
+from nearkin.benchmark.runner import Board
+from nearkin.benchmark.suite import load_suite
+from nearkin.cli import _seeds
+from nearkin.evaluation.statistics import Comparison
+from tools.results_page import boards, changed_settings, main, results_page
+
+ROOT = Path(nearkin.__file__).parents[2]
+EVERY = "cub_lite0"  # the suite with all methods
+
+
+def line(cell, scores, **more):
+    record = {
+        "id": cell.id, "data": cell.data, "method": cell.description["method"], "seed": cell.seed, "scores": scores,
+        "before": scores, "select": "last", "seconds": 70.0, "wall": 75.0, "images_per_second": 8000.0,
+        "commit": "0123456789abcdef", "hardware": "One GPU", "precision": "bf16", "compile": True,
+        "versions": {"torch": "2.11"},
+        "settings": cell.description,
+    }  # fmt: skip
+    return json.dumps(record | more) + "\n"
+
+
+def fill(folder, suite, values, *, settings=None, metrics=("R@1", "MAP@R"), file="results.jsonl", data=None, more=None):
+    """Results of rows (row → scores by seed) as a suite's file."""
+    seeds = max(len(v) for v in values.values())
+    sheet = expand(load_suite(suite), seeds=seeds, settings=settings)
+    path = folder / suite / file
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w") as out:
+        for cell in sheet.cells:
+            own = values.get(cell.row, ())
+            if cell.seed < len(own) and data in (None, cell.data):
+                out.write(
+                    line(cell, {m: own[cell.seed] - (40 if m == "MAP@R" else 0) for m in metrics}, **(more or {}))
+                )
+    return sheet
+
+
+ANCHOR = (66.0, 66.4, 65.8, 66.2)
+CUB = {
+    "proxy_anchor": ANCHOR,
+    "mpa, K = 10": (68.0, 68.5, 67.9, 68.0),
+    "mpa_dw, K = 10": (66.2, 66.1, 66.0, 66.3),
+    "mpa_ap, K = 10": (60.0, 60.4, 60.1, 60.2),
+    "soft_triple, K = 10": (64.0, 64.1, 63.9, 64.3),
+    "contrastive, C1": (50.0,),
+}
+
+
+@pytest.fixture
+def page(tmp_path):
+    fill(tmp_path, EVERY, CUB)
+    return results_page(tmp_path)
+
+
+def rows(page):
+    """The first table of a text: row → column → cell."""
+    lines = page[page.index("\n| ") :].split("\n\n")[0].strip().splitlines()
+    header, _, *cells = [[c.strip() for c in x.split("|")[1:-1]] for x in lines]
+    return {row[0]: dict(zip(header, row, strict=True)) for row in cells}
+
+
+def section(page, title):
+    """From a heading to the next one like it."""
+    return page[page.index(f"\n## {title}") :].split("\n## ")[1]
+
+
+def test_the_table_is_sorted_and_marked_and_timed(page):
+    found = rows(section(page, "Every method on CUB"))
+    assert list(found) == [
+        "mpa, K = 10", "mpa_dw, K = 10", "not trained", "proxy_anchor", "soft_triple, K = 10", "mpa_ap, K = 10",
+        "contrastive, C1",
+    ]  # fmt: skip
+    row = found["mpa, K = 10"]
+    assert row["R@1"] == "68.10 ± 0.14 ↑"
+    assert row["seeds"] == "4"
+    assert row["time"] == "75 s"
+    assert row["images/s"] == "8,000"
+    assert found["not trained"]["time"] == found["not trained"]["images/s"] == ""
+    assert found["mpa_ap, K = 10"]["R@1"].endswith("↓")
+    assert "↑" not in "".join(found["mpa_dw, K = 10"].values())
+    assert page.count("by a paired t-test over shared seeds, with Holm's correction") == 1
+
+
+def test_the_page_begins_with_every_method_and_the_claims(tmp_path):
+    fill(tmp_path, "claims_glyphs", {"proxy_anchor": ANCHOR})  # before it in the alphabet
+    fill(tmp_path, EVERY, {"proxy_anchor": ANCHOR})
+    fill(tmp_path, "vcpa_lite0", {"PA": ANCHOR})
+    headings = [x for x in results_page(tmp_path).splitlines() if x.startswith("## ")]
+    assert [h.split(" ")[1] for h in headings] == ["Every", "Which", "The", "VCPA"]
+
+
+def test_a_run_that_two_suites_share_is_a_row_in_one_of_them(tmp_path):
+    fill(tmp_path, "proxy_isa_lite0", {"Proxy-ISA, fair": ANCHOR})
+    path = tmp_path / "mpa_table7" / "r.jsonl"
+    path.parent.mkdir()
+    path.write_text((tmp_path / "proxy_isa_lite0" / "results.jsonl").read_text())
+    assert "no row of a suite any more" not in results_page(tmp_path)
+
+
+def test_a_row_that_training_harmed_is_named(tmp_path):
+    before = {"R@1": 65.0, "MAP@R": 15.0}
+    values = {"proxy_anchor": (66.0, 66.4, 65.8), "vcpa, tau 0.01": (64.0, 64.5, 63.9), "margin": (60.0, 61.0, 60.5)}
+    fill(tmp_path, EVERY, values, more={"before": before})
+    text = results_page(tmp_path)
+    assert "Training left below the network as it began" not in text  # by MAP@R, 20 and more
+    assert "(cub_lite0, cub, the last epoch): −1.93 " in text
+    assert "Training left vcpa, tau 0.01 below the untrained network." in text
+
+
+def test_the_table_is_put_into_words(page):
+    words = "In words: by MAP@R mpa, K = 10 are above and soft_triple, K = 10; mpa_ap, K = 10 are below proxy_anchor"
+    assert words.replace(" are above", " is above") in page
+
+
+def test_an_epoch_chosen_on_test_is_said(tmp_path):
+    fill(tmp_path, "profs_lite0", {"C-PROFS": ANCHOR, "Contrastive-Hard": ANCHOR}, more={"select": "test"})
+    text = results_page(tmp_path)
+    assert "What chose our epoch: the best ON THE TEST SET." in section(text, "PROFS on CUB")
+    assert "C-PROFS against Contrastive-Hard (profs_lite0, cub, the best ON THE TEST SET)" in text
+
+
+def test_the_command_of_one_seed_runs_that_seed(tmp_path):
+    fill(tmp_path, EVERY, {"proxy_anchor": ANCHOR[:1]})
+    command = next(x for x in results_page(tmp_path).splitlines() if x.startswith("`nearkin bench"))
+    assert _seeds(command.strip("`").split("--seeds ")[1]) == [0]
+
+
+def test_honesty_lines_and_what_is_missing(page):
+    page = section(page, "Every method on CUB")
+    assert "`nearkin bench cub_lite0 --data cub:PATH --seeds 0,1,2,3`" in page
+    assert "Ours: lite0 (default weights); 224 px; 512-d" in page
+    assert "What chose our epoch: the last epoch." in page
+    assert "Commit 0123456789ab; One GPU, bf16, compiled; torch 2.11." in page
+    missing = next(x for x in page.splitlines() if x.startswith("- Not measured: "))
+    assert "triplet, all" in missing
+    assert "proxy_anchor" not in missing
+    assert "| triplet, all |" not in page
+    assert "triplet, all: CCP's margin" not in page
+    assert "### On cub\n" in page
+
+
+# Claims.
+
+
+def claims_of(page):
+    """Claim → its verdict in the table, how its pairs are counted there, and the sentences further down."""
+    text = section(page, "Which of the papers' claims")
+    lines = text.split("| --- |", 1)[1].split("\n\n")[0].splitlines()[1:]
+    cells = [[c.strip() for c in x.split("|")[1:-1]] for x in lines]
+    sentences = {}
+    for part in text.split("\n**")[1:]:
+        head, *own = part.rstrip().split("\n- ")
+        sentences[head.split("**")[0].split(": ", 1)[1]] = own
+    return {words: (verdict, counts, sentences.get(words, [])) for _, words, _, verdict, *counts in cells}
+
+
+def test_claims_are_tested_and_put_into_words(page):
+    found = claims_of(page)
+    assert set(found) == {claim.words for claim in CLAIMS}
+    verdict, counts, (sentence,) = found["MPA is above Proxy-Anchor"]
+    assert verdict == "holds here"
+    assert counts == ["1", "0", "0", "0"]
+    low, high = stats.ttest_rel(CUB["mpa, K = 10"], ANCHOR).confidence_interval()
+    assert sentence.startswith("mpa, K = 10 against proxy_anchor (cub_lite0, cub, the last epoch): +2.00 ")
+    assert f"(95 % {low:+.2f} to {high:+.2f}, p < 0.001, " in sentence
+    assert sentence.endswith("4 seeds): holds here.")
+    assert found["MPA-DW is above Proxy-Anchor"][0] == "not shown"
+    assert found["MPA-AP is above Proxy-Anchor"][0] == "the opposite is seen"
+    assert found["MPA-DW is above SoftTriple"][0] == "holds here"
+    for words in ("VCPA is above Proxy-Anchor", "Proxy-ISA is above Proxy-Anchor"):
+        assert found[words] == ("not measured yet", [""] * 4, [])
+
+
+def test_with_no_results_every_claim_is_said_not_to_be_measured(tmp_path):
+    found = claims_of(results_page(tmp_path))
+    assert set(found) == {claim.words for claim in CLAIMS}
+    assert all(said == ("not measured yet", [""] * 4, []) for said in found.values())
+
+
+def measured(folder):
+    return [found.board for found in boards(folder)]
+
+
+def test_p_values_are_holms_over_the_pairs_of_a_claim(tmp_path):
+    pa, one, other = (66.0, 66.4, 65.8), (67.0, 67.1, 66.8), (66.1, 66.6, 65.7)
+    fill(tmp_path, "vcpa_lite0", {"PA": pa, "VCPA, tau 0.01": one, "VCPA, batch positives": other})
+    tested = {t.row: t.test.p for t in check_claim(CLAIMS[0], measured(tmp_path))}
+    raw = stats.ttest_rel(one, pa).pvalue, stats.ttest_rel(other, pa).pvalue
+    assert raw[0] < raw[1]
+    assert tested == pytest.approx({"VCPA, tau 0.01": 2 * raw[0], "VCPA, batch positives": max(raw[1], 2 * raw[0])})
+
+
+def test_a_claim_is_tested_in_every_suite_and_on_like_settings_only(tmp_path):
+    isa = dict.fromkeys(load_suite("proxy_isa_lite0").rows, ANCHOR)
+    fill(tmp_path, "proxy_isa_lite0", isa)
+    fill(tmp_path, EVERY, {"proxy_anchor": ANCHOR, "proxy_isa": (67.0, 67.5, 66.6, 67.0)})
+    claim = next(c for c in CLAIMS if c.method == "proxy_isa")
+    tested = check_claim(claim, measured(tmp_path))
+    assert {(t.suite, t.row, t.base) for t in tested} == {
+        (EVERY, "proxy_isa", "proxy_anchor"),
+        ("proxy_isa_lite0", "Proxy-ISA, fair", "Proxy-Anchor, fair"),
+        ("proxy_isa_lite0", "Proxy-ISA, exceptional", "Proxy-Anchor, exceptional"),
+    }
+    assert in_words(tested) == "holds here"  # the pairs that are all alike are no test
+    assert "cannot be tested, all seeds differ alike." in results_page(tmp_path)
+
+
+def test_curves_are_asked_only_by_claims_that_name_them(tmp_path):
+    fill(tmp_path, "vcpa_fig4", {"PA, batch 30": ANCHOR, "VCPA, batch 30": ANCHOR, "PA, batch 60": ANCHOR})
+    plain, small = CLAIMS[0], next(c for c in CLAIMS if c.suite == "vcpa_fig4")
+    assert check_claim(plain, measured(tmp_path)) == []
+    assert [(t.row, t.base) for t in check_claim(small, measured(tmp_path))] == [("VCPA, batch 30", "PA, batch 30")]
+
+
+def test_a_variant_of_a_method_is_no_test_of_its_claim(tmp_path):
+    suite = load_suite("vcpa_why")
+    variants = {name for name, row in suite.rows.items() if row.variant}
+    assert "vcpa, first order" in variants
+    board = Board(expand(suite), {}, {}, (), "")
+    tested = {row for row, _ in pairs(CLAIMS[0], board, suite.parts["glyphs"])}
+    assert tested == {name for name in suite.rows if name.startswith("vcpa")} - variants
+
+
+def test_the_base_of_a_strategy_is_its_inner_loss(tmp_path):
+    values = {"xbm, C1": (52.0, 53.0, 52.5), "contrastive, C1": (50.0, 50.5, 50.1), "proxy_anchor": ANCHOR[:3]}
+    fill(tmp_path, EVERY, values)
+    (tested,) = check_claim(Claim("XBM", "xbm", "", "R@1", "a memory helps"), measured(tmp_path))
+    assert (tested.row, tested.base) == ("xbm, C1", "contrastive, C1")
+    assert tested.test.difference == pytest.approx(52.5 - 50.2)
+
+
+def test_an_option_is_compared_with_the_same_method_without_it(tmp_path):
+    fill(tmp_path, "profs_lite0", dict.fromkeys(load_suite("profs_lite0").rows, ANCHOR))
+    claim = next(c for c in CLAIMS if c.option)
+    assert {(t.row, t.base) for t in check_claim(claim, measured(tmp_path))} == {
+        (f"{letter}-PROFS-HNCM", f"{letter}-PROFS") for letter in "CTLNAM"
+    }
+
+
+def test_one_seed_tests_nothing(tmp_path):
+    fill(tmp_path, EVERY, {"proxy_anchor": (66.0,), "mpa, K = 10": (70.0,)})
+    text = results_page(tmp_path)
+    verdict, counts, (sentence,) = claims_of(text)["MPA is above Proxy-Anchor"]
+    assert verdict == "measured, but with too few seeds for a test"
+    assert counts == ["0", "0", "0", "1"]
+    assert sentence.endswith("+4.00; cannot be tested, one seed in common.")
+    assert "↑" not in "".join(x for x in text.splitlines() if x.startswith("| "))
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "words"),
+    [
+        ([+1], "holds here"),
+        ([+1, 0], "holds here in part"),
+        ([-1, 0], "not shown, and in part the opposite is seen"),
+        ([+1, -1], "holds in part and in part the opposite is seen"),
+        ([0, None], "not shown"),
+    ],
+)
+def test_several_pairs_are_put_into_one_sentence(verdicts, words):
+    test = {
+        +1: Comparison(3, 1.0, 0.5, 1.5, 0.01, 2.0),
+        -1: Comparison(3, -1.0, -1.5, -0.5, 0.01, -2.0),
+        0: Comparison(3, 0.1, -1.0, 1.2, 0.9, 0.1),
+        None: Comparison(1, 1.0, *[float("nan")] * 4),
+    }
+    assert in_words([Outcome("suite", "cub", "a", "b", "last", (), test[v]) for v in verdicts]) == words
+
+
+def _asks(claim, suite):
+    return any(pairs(claim, Board(expand(suite, seeds=1), {}, {}, (), ""), suite.parts["cub"]))
+
+
+@pytest.mark.parametrize("claim", CLAIMS, ids=lambda c: c.words)
+def test_every_claim_has_rows_to_test_it_on(claim):
+    """In its own suite, in the one with all methods, or in that of the paper on CUB."""
+    names = [claim.suite] if claim.suite else [EVERY, "profs_lite0", "ccp_lite0"]
+    suite = next(s for s in map(load_suite, names) if claim.metric in s.parts["cub"].metrics and _asks(claim, s))
+    board = Board(expand(suite, seeds=1), {}, {}, (), "")
+    part = suite.parts["cub"]
+    assert list(pairs(claim, board, part))
+    assert claim.metric in part.metrics
+
+
+# Sections.
+
+
+def test_a_section_a_suite_with_another_backbone_read_off_the_runs(tmp_path):
+    fill(tmp_path, "mpa_table7", {"K = 1": (60.0, 61.0), "K = 4": (62.0, 62.5)}, settings={"backbone": "lite0"})
+    fill(tmp_path, EVERY, {"proxy_anchor": ANCHOR})
+    text = results_page(tmp_path)
+    assert "`nearkin bench mpa_table7 --data cub:PATH --seeds 0,1 --set backbone=lite0" in text
+    assert "Our network (lite0) is not the paper's (bn_inception)" in text
+    assert rows(section(text, "MPA, Table 7"))["K = 4"]["R@1 ours"] == "62.25 ± 0.25"
+
+
+def test_a_papers_number_of_another_network_is_warned_about_where_the_suite_has_ours(tmp_path):
+    fill(tmp_path, "proxy_isa_lite0", dict.fromkeys(load_suite("proxy_isa_lite0").rows, ANCHOR))
+    assert "Our network (lite0) is not the paper's (bn_inception)" in results_page(tmp_path)
+
+
+def test_files_made_differently_are_tables_of_their_own(tmp_path):
+    for backbone in ("lite0", "lite1"):
+        values = {"K = 1": (60.0,), "K = 4": (61.0,)}
+        fill(tmp_path, "mpa_table7", values, settings={"backbone": backbone}, file=f"{backbone}.jsonl")
+    found = list(boards(tmp_path))
+    assert [f.board.sheet.overrides["backbone"] for f in found] == ["lite0", "lite1"]
+    assert all(not f.strangers for f in found)
+    assert results_page(tmp_path).count("\n## MPA, Table 7") == 2
+
+
+def test_a_setting_that_is_no_more_is_no_change(tmp_path):
+    sheet = fill(tmp_path, "mpa_table7", {"K = 1": (60.0,)})
+    runs = [{"settings": {**cell.description, "gone": 3}, "data": cell.data} for cell in sheet.cells]
+    assert changed_settings(load_suite("mpa_table7"), runs) == {}
+
+
+def test_a_setting_younger_than_a_run_was_off_in_it():
+    suite = load_suite("ccp_lite0")
+    old = [{k: v for k, v in cell.description.items() if k != "own_seeds"} for cell in expand(suite).cells]
+    changed = changed_settings(suite, [{"settings": settings, "data": "cub"} for settings in old])
+    assert changed == {"own_seeds": False}
+    ids = {cell.id for cell in expand(suite, settings=changed).cells}
+    assert ids == {run_id(settings) for settings in old}
+    assert not ids & {cell.id for cell in expand(suite).cells}
+
+
+def test_a_single_sub_problem_is_compared_with_many_around_the_same_loss():
+    claim = next(claim for claim in CLAIMS if (claim.method, claim.base) == ("ccp", "proxy"))
+    board = Board(expand(load_suite("ccp_fig6")), {}, {}, (), "")
+    losses = ("C1", "C2", "MS", "Triplet")
+    found = list(pairs(claim, board, board.sheet.suite.parts["cub"]))
+    assert found == [(f"{loss}-CCP", f"{loss}-Proxy") for loss in losses]
+
+
+def test_two_files_made_alike_are_one_table(tmp_path):
+    fill(tmp_path, "vcpa_lite0", {"PA": (66.0, 66.4)}, file="one.jsonl")
+    fill(tmp_path, "vcpa_lite0", {"VCPA, tau 0.01": (66.5, 66.2)}, file="other.jsonl")
+    text = results_page(tmp_path)
+    found = rows(section(text, "VCPA and Proxy-Anchor"))
+    assert list(found) == ["PA", "VCPA, tau 0.01"]
+    assert "- Not measured: VCPA, tau 0.001; PA, all positives; VCPA, batch positives;" in text
+    runs = 2 * len(load_suite("vcpa_lite0").rows)
+    assert f"{runs - 4} of {runs} runs are not finished: not run yet." in text
+
+
+def test_what_rows_differ_in_is_not_taken_for_a_change():
+    suite = load_suite("vcpa_fig3")
+    sheet = expand(suite, seeds=1)
+    one = [cell for cell in sheet.cells if cell.row == "PA, 10 %"]
+    runs = [{"settings": cell.description, "data": cell.data} for cell in one]
+    assert changed_settings(suite, runs) == {}
+    assert changed_settings(suite, []) == {}
+
+
+def test_runs_of_no_row_are_counted(tmp_path):
+    fill(tmp_path, EVERY, {"proxy_anchor": ANCHOR})
+    path = tmp_path / EVERY / "results.jsonl"
+    lines = path.read_text().splitlines()
+    path.write_text("\n".join([*lines, lines[0].replace('"id": "', '"id": "x')]) + "\n")
+    assert "- 1 runs in the files are no row of a suite any more" in results_page(tmp_path)
+
+
+def test_suites_with_a_figure_have_it_drawn(tmp_path, monkeypatch):
+    import tools.results_page as module
+
+    drawn = [Path("mpa-cub.png"), Path("mpa-cub.svg")]
+    monkeypatch.setattr(module, "write_figures", lambda _board, _out: drawn)
+    fill(tmp_path, EVERY, {"proxy_anchor": ANCHOR})
+    text = results_page(tmp_path, pictures=tmp_path / "pictures", link="pictures/suites/")
+    assert text.count("](pictures/suites/mpa-cub.svg)") == 1
+
+
+def test_the_command_writes_the_page(tmp_path, capsys):
+    fill(tmp_path / "results", EVERY, {"proxy_anchor": ANCHOR})
+    main(["--results", str(tmp_path / "results"), "-o", str(tmp_path / "docs" / "results.md")])
+    assert (tmp_path / "docs" / "results.md").read_text() == results_page(tmp_path / "results")
+    assert "No method has been measured on CUB yet." in results_page(tmp_path / "nothing")
+
+
+def test_the_page_in_the_tree_is_what_the_results_say(tmp_path):
+    results = ROOT / "benchmarks" / "results"
+    made = results_page(results, pictures=tmp_path, link="pictures/suites/")
+    assert (ROOT / "docs" / "results.md").read_text() == made, "run python -m nearkin.report.results_page"
+    drawn = {path.name for path in tmp_path.iterdir()}
+    there = ROOT / "docs" / "pictures" / "suites"
+    assert drawn == ({path.name for path in there.iterdir()} if there.exists() else set())

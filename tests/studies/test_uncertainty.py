@@ -1,0 +1,193 @@
+"""How certain a run is of its classes: numbers against loops, files, pictures, sentences."""
+
+import csv
+import html
+import json
+import re
+
+import numpy as np
+import pytest
+import torch
+from methods.strategies import oracle_vcpa as oracle
+from typer.testing import CliRunner
+
+import nearkin as nk
+from nearkin.cli import app
+from nearkin.data.images import Images
+from nearkin.errors import NearkinError
+from nearkin.report.html import Thumbs
+from nearkin.report.measured_runs import by_method, open_studies
+from nearkin.report.sections import Material, known
+from nearkin.space import project
+from nearkin.studies.uncertainty import (
+    NAME,
+    Certainty,
+    centred,
+    certainty_of,
+    draw_map,
+    make_circles,
+    median_similarity,
+    pairs,
+    short_name,
+    summary,
+    write_uncertainty,
+)
+from nearkin.training.checkpoint import read_classes
+from nearkin.training.run_folder import RunFolder
+
+SMALL = {"data": "glyphs(classes=16)", "backbone": "conv4", "batch": 24, "dim": 8, "epochs": 1, "device": "cpu"}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    out = tmp_path_factory.mktemp("runs") / "vcpa"
+    return nk.train(**SMALL, metrics=("R@1",), method="vcpa(tau=0.1)", out=out)
+
+
+def points(count, dim=5, seed=0):
+    return torch.randn(count, dim, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("per_class", [1, 2])
+def test_median_similarity_against_loops(per_class):
+    """Over odd and even numbers of images; with several proxies by the nearest; NaN without an image."""
+    x, proxies = points(20), points(4 * per_class, seed=1)
+    labels = torch.tensor([0] * 5 + [1] * 8 + [3] * 7)
+    owners = torch.arange(4).repeat_interleave(per_class)
+    got = median_similarity(project(x, "cosine"), labels, project(proxies, "cosine"), owners, "cosine")
+    assert got[2].isnan()
+    for c in (0, 1, 3):
+        own = [[oracle.cosine(v.tolist(), p.tolist()) for p in proxies[owners == c]] for v in x[labels == c]]
+        assert float(got[c]) == pytest.approx(np.median([max(s) for s in own]), abs=1e-6)
+    if per_class == 1:
+        want = oracle.s_bar(x, labels, proxies)
+        assert [float(got[c]) for c in (0, 1, 3)] == pytest.approx([want[c] for c in (0, 1, 3)], abs=1e-6)
+
+
+@pytest.mark.parametrize("classes", [2, 5, 1030])
+def test_pairs_against_all_pairs(classes):
+    """Also where the classes are taken in several blocks."""
+    proxies = project(points(classes, dim=3), "cosine")
+    closest, farthest = pairs(proxies, torch.arange(classes), "cosine", count=3)
+    s = (proxies @ proxies.T).numpy()
+    every = sorted((float(s[a, b]), a, b) for a in range(classes) for b in range(a + 1, classes))
+    assert [p.similarity for p in farthest] == pytest.approx([t[0] for t in every[:3]], abs=1e-6)
+    assert [p.similarity for p in closest] == pytest.approx([t[0] for t in every[::-1][:3]], abs=1e-6)
+    assert all(p.a < p.b and p.similarity == pytest.approx(float(s[p.a, p.b]), abs=1e-6) for p in closest + farthest)
+
+
+def test_classes_of_several_proxies_are_compared_by_their_means():
+    proxies = torch.tensor([[1.0, 0.2], [1.0, -0.2], [0.0, 1.0], [0.0, 1.0]])
+    closest, _ = pairs(project(proxies, "cosine"), torch.tensor([0, 0, 1, 1]), "cosine")
+    assert closest[0].similarity == pytest.approx(0, abs=1e-6)
+
+
+def certain(sigma, seed=0):
+    """Classes of ten images about their proxies."""
+    C = len(sigma)
+    proxies = project(points(C, seed=seed), "cosine")
+    labels = torch.arange(C).repeat_interleave(10)
+    x = project(proxies[labels] + 0.1 * points(10 * C, seed=seed + 1), "cosine")
+    images = Images(torch.zeros(10 * C, 1, 4, 4, dtype=torch.uint8), labels, tuple(f"class {c}" for c in range(C)))
+    owners = torch.arange(C)
+    similarity = median_similarity(x, labels, proxies, owners, "cosine")
+    return Certainty(images, x, proxies, owners, torch.tensor(sigma), similarity, *pairs(proxies, owners, "cosine"))
+
+
+def test_the_correlation_is_pearsons():
+    found = certain([0.3, 0.1, 0.7, 0.2, 0.5])
+    assert found.correlation == pytest.approx(oracle.pearson(found.uncertainty, found.similarity), abs=1e-6)
+    assert found.order == [1, 3, 0, 4, 2]
+
+
+def test_radii_go_with_the_uncertainty():
+    """One factor for all; at the median σ̄ the radius is that of the median cloud."""
+    found = certain([0.3, 0.1, 0.7, 0.2, 0.5])
+    circles = make_circles(found, points=1000)
+    factors = circles.radii / found.uncertainty.numpy()
+    assert factors == pytest.approx(factors[0])
+    clouds = [circles.places[circles.labels.numpy() == c] for c in range(5)]
+    reach = [np.median(np.linalg.norm(cloud - np.median(cloud, axis=0), axis=1)) for cloud in clouds]
+    assert circles.radii[0] == pytest.approx(np.median(reach)), "0.3 is the median"
+    assert len(circles.centres) == 5
+
+
+def test_clouds_are_centred():
+    moved = centred(3 * points(9) + 5)
+    assert moved.mean(0).abs().max() < 1e-12
+    assert moved.square().sum(1).mean() == pytest.approx(1)
+    assert centred(torch.ones(3, 2)).isfinite().all()
+
+
+def test_the_same_map_twice(tmp_path):
+    found = certain([0.3, 0.1, 0.7, 0.2, 0.5])
+    first, second = (draw_map(found, tmp_path / name).read_bytes() for name in ("a.png", "b.png"))
+    assert first == second
+
+
+def test_a_run_keeps_the_uncertainty_of_its_classes(run):
+    known = read_classes(run.classes)
+    assert known.columns["uncertainty"].shape == (8,)
+    assert (known.columns["uncertainty"] > 0).all()
+    assert known.proxies.shape == (8, 8)
+    assert known.proxies.any()
+
+
+def test_files_of_a_run(run, tmp_path):
+    found, written = write_uncertainty(run.path, out=tmp_path, device="cpu")
+    assert sorted(path.name for path in written) == [
+        "classes.csv", "classes.png", "correlation.png", "map.png", "pairs.png", "summary.json",
+    ]  # fmt: skip
+    assert all(path.stat().st_size > 200 for path in written)
+    rows = list(csv.DictReader((tmp_path / "classes.csv").read_text(encoding="utf-8").splitlines()))
+    assert [row["class"] for row in rows] == [found.images.names[c] for c in found.order]
+    assert [float(row["uncertainty"]) for row in rows] == sorted(float(row["uncertainty"]) for row in rows)
+    assert sum(int(row["images"]) for row in rows) == len(found.images)
+    told = json.loads((tmp_path / "summary.json").read_text())
+    assert told == summary(found)
+    assert told["most_certain"][0]["class"] == rows[0]["class"]
+    assert told["correlation"] == found.correlation
+
+
+def test_similarities_are_those_of_the_training_images(run):
+    """Embedded anew by the kept model, against a loop over classes."""
+    found = certainty_of(run.path, device="cpu")
+    known = read_classes(run.classes)
+    x = nk.load(run.path, device="cpu").embed(found.images.sources)
+    want = oracle.s_bar(x, found.images.labels, known.proxies)
+    assert found.similarity.tolist() == pytest.approx(want, abs=1e-5)
+
+
+def test_the_report_shows_the_uncertainty_class_by_class(run):
+    """Name and σ̄ of every training class, in the order the method has them."""
+    studies = open_studies([run.path], device="cpu")
+    section = known(Material(studies, by_method(studies), Thumbs(studies[0].images), 20))
+    kept = read_classes(run.classes)
+    rows = re.findall(r"<tr><t[hd][^>]*>([^<]+)</t[hd]><t[hd][^>]*>([^<]+)</t[hd]></tr>", section.body)
+    assert [html.unescape(name) for name, _ in rows] == list(kept.names)
+    assert [float(value) for _, value in rows] == pytest.approx(kept.columns["uncertainty"].tolist(), rel=1e-3)
+
+
+def test_long_names_are_cut():
+    found = certain([0.1, 0.2])
+    images = found.images
+    long = found._replace(images=Images(images.sources, images.labels, ("x" * NAME, "y" * 2 * NAME)))
+    assert short_name(long, 0) == "x" * NAME
+    assert short_name(long, 1) == "y" * (NAME - 1) + "…"
+
+
+def test_the_command(run, tmp_path):
+    told = CliRunner().invoke(app, ["uncertainty", str(run.path), "--out", str(tmp_path), "--device", "cpu"])
+    assert told.exit_code == 0, told.output
+    assert "Pearson's correlation" in told.output
+    assert (tmp_path / "map.png").exists()
+
+
+def test_what_has_no_uncertainty_is_a_sentence(tmp_path):
+    plain = nk.train(**SMALL, metrics=("R@1",), method="proxy_anchor", out=tmp_path / "plain")
+    with pytest.raises(
+        NearkinError, match="trained with proxy_anchor, which keeps no uncertainty of classes: use vcpa"
+    ):
+        certainty_of(plain.path)
+    with pytest.raises(NearkinError, match=r"is .* a run folder"):
+        certainty_of(RunFolder(tmp_path / "nothing").path)

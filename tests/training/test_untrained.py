@@ -1,0 +1,67 @@
+"""Baselines without training: a network as it is, and the trunk's own features without a head."""
+
+import pytest
+import torch
+
+import nearkin as nk
+from nearkin.errors import NearkinError
+from nearkin.files import read_json
+from nearkin.networks.backbones import trunk
+from nearkin.networks.embedder import Embedder
+from nearkin.space import project
+from nearkin.training.measure_run import untrained
+from nearkin.training.optimiser import lr_factor
+from nearkin.training.plan import make_plan
+
+SMALL = {"data": "glyphs(classes=8)", "backbone": "conv4", "batch": 20, "metrics": ("R@1",), "device": "cpu"}
+
+
+@pytest.mark.parametrize("pool", ["avg", "avg+max"])
+def test_without_a_head_the_embedding_is_the_pooled_features(pool):
+    embedder = Embedder(trunk("conv4"), dim=0, pool=pool).eval()
+    x = torch.randn(3, 1, 32, 32, generator=torch.Generator().manual_seed(0))
+    assert embedder.dim == 64
+    assert torch.equal(embedder(x), project(embedder.features(x), "cosine"))
+    assert {id(p) for p in embedder.parameters()} == {id(p) for p in embedder.trunk.parameters()}
+
+
+def test_no_epochs_measure_the_network_as_it_is(tmp_path):
+    run = nk.train(**SMALL, epochs=0, dim=0, out=tmp_path / "run")
+    result = read_json(run.result)
+    assert result["scores"] == result["before"]
+    assert (result["steps"], result["kept_epoch"]) == (0, 0)
+    model = nk.load(run.path, device="cpu")
+    assert model.embedder.dim == 64
+    assert model.embed(torch.zeros(2, 1, 40, 40, dtype=torch.uint8)).shape == (2, 64)
+
+
+def test_a_network_without_a_head_can_be_trained(tmp_path):
+    run = nk.train(**SMALL, epochs=1, dim=0, snapshots="1", method="vcpa", out=tmp_path / "run")
+    result = read_json(run.result)
+    assert result["scores"] != result["before"]
+
+
+def test_a_schedule_of_no_epochs():
+    for schedule in ("step", "cosine", "constant"):
+        assert lr_factor(make_plan({"epochs": 0, "schedule": schedule}, {}), 0) == 1
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"epochs": -1}, "epochs is at least 0, not -1"),
+        ({"dim": -1}, "dim is from 0 to 100000, not -1"),
+        ({"dim": 0, "folds": 2}, "Models that are joined have a head each"),
+    ],
+)
+def test_what_cannot_be_is_a_sentence(settings, sentence):
+    with pytest.raises(NearkinError, match=sentence):
+        make_plan(settings, {})
+
+
+@pytest.mark.parametrize("method", ["lifted", "proxy_anchor"])
+def test_the_network_that_a_run_began_with_is_found_again(tmp_path, method):
+    run = nk.train(**{**SMALL, "batch": 16}, epochs=0, method=method, out=tmp_path / "run")
+    again, kept = untrained(run.path, device="cpu"), nk.load(run.path, device="cpu")
+    for name, tensor in kept.embedder.state_dict().items():
+        torch.testing.assert_close(again.embedder.state_dict()[name], tensor)
