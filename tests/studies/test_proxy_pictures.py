@@ -10,7 +10,6 @@ from PIL import Image
 import nearkin as nk
 from nearkin.cli import main
 from nearkin.console import Reporter
-from nearkin.data.pixels.open import open_store
 from nearkin.errors import NearkinError
 from nearkin.files import read_json
 from nearkin.studies import outliers as isa_pictures
@@ -20,7 +19,7 @@ from nearkin.training.checkpoint import open_snapshot
 
 TINY = {"data": "glyphs(classes=48, samples=6)", "epochs": 3, "batch": 24, "dim": 16, "device": "cpu"}
 STRICT = "proxy_isa(size=40, hardness=1, sensitivity=0, margin=0, volume=4, filter_from=1)"
-QUIET = {"opener": open_store, "reporter": Reporter()}
+QUIET = {"reporter": Reporter()}
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ from nearkin.benchmark.results import Queries, append_result, query_file, read_r
 from nearkin.benchmark.suite import Part, Suite, load_suite
 from nearkin.console import Reporter
 from nearkin.data.datasets import DATASETS
-from nearkin.data.pixels.open import SharedStores
+from nearkin.data.pixels.open import keep_images_open
 from nearkin.errors import NearkinError
 from nearkin.evaluation import DEFAULT_METRICS
 from nearkin.files import Json, provenance, read_json, write_json, writing
@@ -104,7 +104,7 @@ def bench(
     sheet = expand(load_suite(suite), seeds=seeds, rows=rows, settings=settings)
     places = _places(sheet.suite, data)
     Path(out).mkdir(parents=True, exist_ok=True)
-    with writing(Path(out)):  # two at once would make every run twice
+    with keep_images_open(), writing(Path(out)):  # two at once would make every run twice
         return _bench(sheet, _Runner(Path(out), places, queries, reporter or Reporter()), clock)
 
 
@@ -155,7 +155,6 @@ class _Runner:
         self.file = out / "results.jsonl"
         self.results = read_results(self.file)
         self.hardware = provenance()["hardware"]
-        self.stores = SharedStores()  # the images of a data set are read once for all its runs
 
     def folder(self, cell: Cell) -> RunFolder:
         return RunFolder(self.out / "runs" / cell.id)
@@ -203,14 +202,14 @@ class _Runner:
         began, whole = time.monotonic(), not folder.config.exists()
         if not folder.config.exists():
             wanted = tuple(dict.fromkeys([*(m.split(" ")[0] for m in metrics), *DEFAULT_METRICS]))
-            train(out=folder.path, reporter=watcher, opener=self.stores, **cell.settings, data=text, metrics=wanted)
+            train(out=folder.path, reporter=watcher, **cell.settings, data=text, metrics=wanted)
         elif not folder.result.exists():
             _move(folder, text, cell.settings)
-            train(out=folder.path, resume=True, reporter=watcher, opener=self.stores)
+            train(out=folder.path, resume=True, reporter=watcher)
         wall = round(time.monotonic() - began, 1) if whole else None
         result, plan = read_json(folder.result), read_json(folder.config)["plan"]
         if lacks := tuple(m for m in metrics if m not in result["scores"]):
-            where: Json = {"data": text, "device": plan["device"], "reporter": watcher, "opener": self.stores}
+            where: Json = {"data": text, "device": plan["device"], "reporter": watcher}
             more = measure_run(folder.path, metrics=lacks, **where)
             result["scores"] |= more
             write_json(folder.result, result)
@@ -232,7 +231,7 @@ class _Runner:
 
     def query_values(self, folder: RunFolder, text: str, metrics: Sequence[str], device: str) -> Queries:
         """Each test query's value by every retrieval metric."""
-        return Queries(*query_values(folder.path, metrics=metrics, data=text, device=device, opener=self.stores))
+        return Queries(*query_values(folder.path, metrics=metrics, data=text, device=device))
 
 
 def _move(folder: RunFolder, text: str, settings: Json) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 from nearkin.benchmark.planned_runs import NEUTRAL
 from nearkin.console import Reporter
 from nearkin.data.images import Images
-from nearkin.data.pixels.open import SharedStores
+from nearkin.data.pixels.open import keep_images_open
 from nearkin.errors import NearkinError
 from nearkin.evaluation import CLUSTERING, evaluate_under, protocol_of
 from nearkin.files import Json, read_json
@@ -82,6 +82,7 @@ class Study:
         return float(self.result["scores"].get(metric, torch.nan))
 
 
+@keep_images_open()
 def open_studies(
     runs: Sequence[str | Path], *, data: str | None = None, device: str = "auto", reporter: Reporter | None = None
 ) -> list[Study]:
@@ -92,12 +93,11 @@ def open_studies(
     configs = [read_json(folder.config) for folder in folders]
     results = [_finished(folder) for folder in folders]
     labels = label_runs(configs, [folder.path.name for folder in folders])
-    stores = SharedStores()
     studies: list[Study] = []
     for folder, config, result, label in zip(folders, configs, results, labels, strict=True):
         if reporter is not None and len(folders) > 1:
             reporter.note(f"Embedding with {label.run}")
-        embedded = embed_test(folder.path, data=data, device=device, reporter=reporter, opener=stores)
+        embedded = embed_test(folder.path, data=data, device=device, reporter=reporter)
         study = _study(label, folder, config, result, embedded)
         if studies and not _same_test(studies[0].images, study.images):
             raise NearkinError(

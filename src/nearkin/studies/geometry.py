@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from nearkin.console import Reporter
-from nearkin.data.pixels.open import SharedStores
+from nearkin.data.pixels.open import keep_images_open
 from nearkin.evaluation import evaluate_under, protocol_of
 from nearkin.evaluation.scores import checked
 from nearkin.files import read_json, whole_file
@@ -91,15 +91,15 @@ def proxy_spread(vectors: Tensor, labels: Tensor) -> float:
     return float(torch.cdist(vectors, vectors)[own].mean())
 
 
+@keep_images_open()
 def geometry_rows(
     runs: Sequence[Path], *, data: str | None = None, device: str = "auto", reporter: Reporter | None = None
 ) -> tuple[list[str], list[list[str]]]:
     """Header and cells of a table: each run's test embeddings before training and after."""
-    opener = SharedStores()
     cells = []
     for run in runs:
         for when, model in (("before training", untrained(run, device=device)), ("", None)):
-            embedded = embed_test(run, data=data, device=device, reporter=reporter, opener=opener, model=model)
+            embedded = embed_test(run, data=data, device=device, reporter=reporter, model=model)
             cells.append([f"{run}, {when}" if when else f"{run}{_on_test(run)}", *_numbers(embedded)])
     return ["", "MAP@R", "covering radius", "inter-class distance"], cells
 

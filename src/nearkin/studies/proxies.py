@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from nearkin.console import Reporter
-from nearkin.data.pixels.open import SharedStores
+from nearkin.data.pixels.open import keep_images_open
 from nearkin.files import read_json
 from nearkin.spec import parse
 from nearkin.studies.outliers import isa_pictures
@@ -13,6 +13,7 @@ from nearkin.training.checkpoint import kept_epochs, open_snapshot
 from nearkin.training.run_folder import RunFolder
 
 
+@keep_images_open()
 def draw_run(
     run: str | Path,
     *,
@@ -29,16 +30,15 @@ def draw_run(
     folder = RunFolder(run)
     where = Path(out) if out else folder.path / "pictures"
     runs = _named([folder] if baseline is None else [folder, RunFolder(baseline)])
-    stores = SharedStores()
     views = {
-        name: views_of(each, epochs=epochs, points=points, data=data, device=device, opener=stores, reporter=reporter)
+        name: views_of(each, epochs=epochs, points=points, data=data, device=device, reporter=reporter)
         for name, each in runs.items()
     }
     written = [draw_maps(views, where / "tsne.png"), draw_cosines(views, where / "cosines.png")]
     if scores := draw_scores(runs, where / "scores.png"):
         written.append(scores)
     last = open_snapshot(folder, max(kept_epochs(folder)), data=data, device=device)
-    part = open_training(last.model, opener=stores, reporter=reporter)
+    part = open_training(last.model, reporter=reporter)
     per_epoch = read_json(folder.config)["resolved"]["steps_per_epoch"]
     return written + isa_pictures(last, part, where, per_epoch=per_epoch)
 

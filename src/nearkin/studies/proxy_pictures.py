@@ -15,7 +15,6 @@ from torch import Tensor
 from nearkin.console import Reporter
 from nearkin.data.datasets import load_dataset
 from nearkin.data.images import Images
-from nearkin.data.pixels.open import Opener
 from nearkin.errors import NearkinError
 from nearkin.files import read_json, whole_file
 from nearkin.methods.proxies import Proxies
@@ -51,18 +50,18 @@ class Part(NamedTuple):
     store: Store
 
 
-def open_training(model: Model, *, opener: Opener, reporter: Reporter) -> Part:
+def open_training(model: Model, *, reporter: Reporter) -> Part:
     """The images a run was trained on, in the order of its own row numbers."""
     plan = model.plan
     images, _ = training_images(plan, load_dataset(plan.data, halves=plan.halves))
-    store, images, _ = open_images(model, images, "training", opener=opener, reporter=reporter)
+    store, images, _ = open_images(model, images, "training", reporter=reporter)
     return Part(images, store)
 
 
-def open_test(model: Model, *, opener: Opener, reporter: Reporter) -> Part:
+def open_test(model: Model, *, reporter: Reporter) -> Part:
     """The images of a run's unseen classes."""
     test = load_dataset(model.plan.data, halves=model.plan.halves).test
-    store, images, _ = open_images(model, test, "test", opener=opener, reporter=reporter)
+    store, images, _ = open_images(model, test, "test", reporter=reporter)
     return Part(images, store)
 
 
@@ -110,7 +109,6 @@ def views_of(
     points: int,
     data: str | None,
     device: str,
-    opener: Opener,
     reporter: Reporter,
 ) -> list[View]:
     """A run at the chosen epochs, always on the same training images; at the last one on unseen classes, too."""
@@ -118,8 +116,8 @@ def views_of(
     for epoch in chosen_epochs(run, epochs):
         snapshot = open_snapshot(run, epoch, data=data, device=device)
         reporter.note(f"Embedding images as of epoch {epoch}")
-        views.append(view(snapshot, open_training(snapshot.model, opener=opener, reporter=reporter), points=points))
-    test = open_test(snapshot.model, opener=opener, reporter=reporter)
+        views.append(view(snapshot, open_training(snapshot.model, reporter=reporter), points=points))
+    test = open_test(snapshot.model, reporter=reporter)
     return [*views, view(snapshot, test, points=points, seen=False)]
 
 

@@ -17,7 +17,6 @@ from torch import Tensor
 
 from nearkin.console import Reporter
 from nearkin.data.images import Images
-from nearkin.data.pixels.open import Opener, open_store
 from nearkin.errors import NearkinError
 from nearkin.evaluation.statistics import Floats
 from nearkin.files import Json, read_json, whole_file, write_json
@@ -112,7 +111,6 @@ def certainty_of(
     *,
     data: str | None = None,
     device: str = "auto",
-    opener: Opener = open_store,
     reporter: Reporter | None = None,
 ) -> Certainty:
     """Embed a run's training images, and put what its method knew of their classes beside them."""
@@ -123,7 +121,7 @@ def certainty_of(
     model = load(run, device=device)
     if data:
         model.plan = dataclasses.replace(model.plan, data=data)
-    part = open_training(model, opener=opener, reporter=reporter)
+    part = open_training(model, reporter=reporter)
     with reporter.bar("embedding") as progress:
         x = model.embed_store(part.store, progress=progress)
     space = model.embedder.space

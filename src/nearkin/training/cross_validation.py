@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from nearkin.console import Reporter
-from nearkin.data.pixels.open import Opener, SharedStores, open_store
+from nearkin.data.pixels.open import keep_images_open
 from nearkin.errors import NearkinError
 from nearkin.evaluation.statistics import Summary, summary
 from nearkin.files import Json, provenance, read_json, write_json
@@ -38,6 +38,7 @@ class Repeats(NamedTuple):
     steps: Summary  # of one model
 
 
+@keep_images_open()
 def cross_validate(
     *,
     out: str | Path | None = None,
@@ -58,13 +59,13 @@ def cross_validate(
         raise NearkinError("A cross-validation trains all folds: leave fold out.")
     if resume and out is not None and not RunFolder(out).parts():
         raise NearkinError(f"{out} is no cross-validation: go on with it by nearkin train --resume.")
-    reporter, opener = reporter or Reporter(), SharedStores()
+    reporter = reporter or Reporter()
     given = settings if resume else {"metrics": METRICS, **settings, "folds": settings.get("folds") or 4}
     wanted = repeats or (_asked_before(out) if resume and out is not None else 1)
     if out is not None and (resume or not RunFolder(out).config.exists()):
         write_json(Path(out) / REPEATS, {"repeats": wanted})  # a resumed command has to know
     try:
-        runs = [train(out=out, resume=resume, reporter=reporter, opener=opener, **given)]
+        runs = [train(out=out, resume=resume, reporter=reporter, **given)]
     except NearkinError:
         if out is not None and not RunFolder(out).config.exists():  # settings that cannot work leave no run behind
             (Path(out) / REPEATS).unlink()
@@ -76,7 +77,7 @@ def cross_validate(
         reporter.note(f"Repeat {number} of {wanted}")
         folder = RunFolder(runs[0].path / f"repeat-{number}")
         again = {} if folder.config.exists() else {**plan, "seed": plan["seed"] + number - 1}
-        runs.append(train(out=folder.path, resume=not again, reporter=reporter, opener=opener, **again))
+        runs.append(train(out=folder.path, resume=not again, reporter=reporter, **again))
     results = [read_json(run.result) for run in runs]
     scores = {name: summary([r["scores"][name] for r in results]) for name in results[0]["scores"]}
     done = Repeats(runs, scores, summary([r["steps"] for r in results]))
@@ -106,7 +107,7 @@ def score_rows(done: Repeats) -> tuple[list[str], list[list[str]]]:
     return ["", *metrics], [alone, joint]
 
 
-def train_folds(run: RunFolder, plan: Plan, *, reporter: Reporter, opener: Opener = open_store) -> RunFolder:
+def train_folds(run: RunFolder, plan: Plan, *, reporter: Reporter) -> RunFolder:
     """Train the models of all folds into the parts of a run folder, each once, and measure them."""
     parts = [RunFolder(run.path / f"fold-{number}") for number in range(1, plan.folds + 1)]
     known = method(plan.method, classes=2, dim=plan.dim, space=plan.space or None)
@@ -122,7 +123,7 @@ def train_folds(run: RunFolder, plan: Plan, *, reporter: Reporter, opener: Opene
     try:
         for number, part in enumerate(parts, start=1):
             reporter.note(f"Fold {number} of {plan.folds}")
-            _train_part(part, dataclasses.replace(plan, fold=number), reporter, opener)
+            _train_part(part, dataclasses.replace(plan, fold=number), reporter)
     except NearkinError:
         if not parts[0].config.exists():
             run.config.unlink()  # settings that cannot work leave no run behind
@@ -133,20 +134,19 @@ def train_folds(run: RunFolder, plan: Plan, *, reporter: Reporter, opener: Opene
         metrics=tuple(joint_name(metric, plan.dim * plan.folds) for metric in plan.metrics),
         device=plan.device,
         reporter=reporter,
-        opener=opener,
     )
     write_json(run.result, _together(results, joint, plan))
     return run
 
 
-def _train_part(part: RunFolder, plan: Plan, reporter: Reporter, opener: Opener) -> None:
+def _train_part(part: RunFolder, plan: Plan, reporter: Reporter) -> None:
     """Train one fold, go on with it, or leave it where it is finished."""
     settings = dataclasses.asdict(plan)
     if not part.config.exists():
-        train(out=part.path, reporter=reporter, opener=opener, **settings)
+        train(out=part.path, reporter=reporter, **settings)
     elif not part.result.exists():
         write_json(part.config, read_json(part.config) | {"plan": settings})  # data and device may be elsewhere now
-        train(out=part.path, resume=True, reporter=reporter, opener=opener)
+        train(out=part.path, resume=True, reporter=reporter)
     part.checkpoint.unlink(missing_ok=True)  # three times the size of the model, and of no more use
 
 

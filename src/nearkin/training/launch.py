@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 from nearkin.console import Reporter
-from nearkin.data.pixels.open import Opener, open_store
 from nearkin.errors import NearkinError
 from nearkin.files import read_json, write_json
 from nearkin.networks.backbones import natural_plan
@@ -19,12 +18,11 @@ def train(
     out: str | Path | None = None,
     resume: bool = False,
     reporter: Reporter | None = None,
-    opener: Opener = open_store,
     **settings: Any,
 ) -> RunFolder:
     """Train a model into a run folder and measure it on unseen classes. Settings are the fields of `Plan`.
 
-    `opener` opens images; a `SharedStores` keeps them open for the next training in this process.
+    Within `keep_images_open()` trainings on the same images read them once.
     """
     run, plan = _open_run(out, resume, settings)
     if run.result.exists():
@@ -32,8 +30,8 @@ def train(
     if plan.folds and not plan.fold:
         from nearkin.training.cross_validation import train_folds  # here, since it is built on this module
 
-        return train_folds(run, plan, reporter=reporter or Reporter(), opener=opener)
-    training = Training(plan, run, reporter or Reporter(), opener)
+        return train_folds(run, plan, reporter=reporter or Reporter())
+    training = Training(plan, run, reporter or Reporter())
     training._batches()  # refuses impossible batches before anything is written
     write_json(
         run.config,

@@ -12,7 +12,6 @@ from torch import Tensor
 from nearkin.console import Reporter, Status, stop_on_interrupt
 from nearkin.data.datasets import load_dataset
 from nearkin.data.images import Dataset, Images
-from nearkin.data.pixels.open import Opener, open_store
 from nearkin.data.pixels.tiles import Pixels
 from nearkin.data.pixels.views import augment
 from nearkin.data.splits import held_out, sample_fraction
@@ -56,9 +55,9 @@ def training_images(plan: Plan, data: Dataset) -> tuple[Images, Images | None]:
 class Training:
     """One run: what it trains, with what, and how far it is."""
 
-    def __init__(self, plan: Plan, run: RunFolder, reporter: Reporter, opener: Opener = open_store) -> None:
+    def __init__(self, plan: Plan, run: RunFolder, reporter: Reporter) -> None:
         torch.manual_seed(plan.own_seed)
-        self.plan, self.run, self.reporter, self.opener = plan, run, reporter, opener
+        self.plan, self.run, self.reporter = plan, run, reporter
         self.device = torch.device(plan.device)
         self.tracker = Tracker(run.path / "tensorboard" if plan.tensorboard else None, plan.select_by)
         self.bad: list[str] = []  # images that cannot be read, each with the reason
@@ -109,7 +108,7 @@ class Training:
         self.network: Network = embedder
 
     def _part(self, images: Images, what: str) -> Part:
-        store, images, bad = open_images(self.model, images, what, opener=self.opener, reporter=self.reporter)
+        store, images, bad = open_images(self.model, images, what, reporter=self.reporter)
         self.bad += [str(image) for image in bad]
         return Part(images, store)
 

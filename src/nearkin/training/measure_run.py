@@ -12,7 +12,7 @@ from nearkin.console import Reporter
 from nearkin.data.datasets import load_dataset
 from nearkin.data.images import Images
 from nearkin.data.pixels.decode import BadImage
-from nearkin.data.pixels.open import Opener, Store, left_out, open_store
+from nearkin.data.pixels.open import Store, left_out, open_store
 from nearkin.errors import NearkinError
 from nearkin.evaluation import CLUSTERING, Scores, evaluate_under, protocol_of
 from nearkin.files import cache_dir, read_json, read_tensors
@@ -36,25 +36,22 @@ def embed_test(
     data: str | None = None,
     device: str = "auto",
     reporter: Reporter | None = None,
-    opener: Opener = open_store,
     model: Model | None = None,
 ) -> Embedded:
     """Embed the test images of a run's data set, or of another one, by its model or another."""
     reporter = reporter or Reporter()
     model = model or load(run, device=device)
     test = load_dataset(data or model.plan.data, halves=model.plan.halves).test
-    store, test, _ = open_images(model, test, "test", opener=opener, reporter=reporter)
+    store, test, _ = open_images(model, test, "test", reporter=reporter)
     with reporter.bar("embedding") as progress:
         x = embed_store(model.embedder, store, model.view, precision=model.plan.precision, progress=progress)
     return Embedded(x, test, model)
 
 
-def open_images(
-    model: Model, images: Images, what: str, *, reporter: Reporter, opener: Opener = open_store
-) -> tuple[Store, Images, list[BadImage]]:
+def open_images(model: Model, images: Images, what: str, *, reporter: Reporter) -> tuple[Store, Images, list[BadImage]]:
     """The pixels of images as a model takes them, the images that can be read, and those that cannot, which is said."""
     with reporter.bar(f"reading {what} images") as progress:
-        store, good, bad = opener(
+        store, good, bad = open_store(
             images,
             short=model.short,
             channels=model.embedder.trunk.channels,
@@ -96,7 +93,6 @@ def measure_run(
     metrics: tuple[str, ...] | None = None,
     device: str = "auto",
     reporter: Reporter | None = None,
-    opener: Opener = open_store,
 ) -> Scores:
     """Scores of a run's model, in percent.
 
@@ -104,7 +100,7 @@ def measure_run(
     """
     folder = RunFolder(run)
     names = metrics or _usual_metrics(folder)
-    open_test = partial(embed_test, data=data, device=device, reporter=reporter, opener=opener)
+    open_test = partial(embed_test, data=data, device=device, reporter=reporter)
     counts: list[Scores] = []
 
     def measured(embedded: Embedded, wanted: Sequence[str]) -> Scores:
@@ -124,10 +120,9 @@ def query_values(
     metrics: Sequence[str],
     data: str | None = None,
     device: str = "auto",
-    opener: Opener = open_store,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """The class of each test query, and its value by every retrieval metric; of folds as `measure_run` has them."""
-    open_test = partial(embed_test, data=data, device=device, opener=opener)
+    open_test = partial(embed_test, data=data, device=device)
     classes: list[Tensor] = []
 
     def measured(embedded: Embedded, wanted: Sequence[str]) -> dict[str, Tensor]:

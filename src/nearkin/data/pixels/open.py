@@ -3,10 +3,11 @@
 # MERGED: Images as a caller has them, files or pixels in memory, turned into a store.
 
 import os
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from contextvars import ContextVar
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -49,12 +50,62 @@ def open_store(
     keep: Keep = "auto",
     limit: int = PIXEL_LIMIT,
 ) -> tuple[Store, Images, list[BadImage]]:
-    """Images at short side `short` ready for training: the store, the images in it, and those that cannot be used.
+    """Open images at short side `short`: return the store, the images in it, and those that cannot be used.
 
     Rows of the store are rows of the images returned. Pixels in memory stay at their own size where it suits `short`.
     `progress` counts twice: looking at the files, then decoding them. `keep` overrules where they are kept.
+    Within `keep_images_open()` files that were opened before with the same arguments are not read again.
     """
-    device = torch.device(device)
+    kept = _KEPT.get()
+    if kept is None or isinstance(images.sources, Tensor):
+        return _read_store(images, short, torch.device(device), channels, cache, progress, keep, limit)
+    key = (short, str(device), channels, keep, limit, tuple(images.sources))
+    if key in kept.stores:
+        kept.stores[key] = store, bad = kept.stores.pop(key)  # now the most recent
+        return store, _usable(images, bad), bad
+    while len(kept.stores) >= kept.most:
+        del kept.stores[next(iter(kept.stores))]
+    store, good, bad = _read_store(images, short, torch.device(device), channels, cache, progress, keep, limit)
+    kept.stores[key] = store, bad
+    return store, good, bad
+
+
+@contextmanager
+def keep_images_open(most: int = 3) -> Iterator[None]:
+    """Open image files once within this context, however often `open_store` is called for them.
+
+    The `most` recently used stores are kept (training, held-out and test images of a run); the oldest is freed before
+    another one is opened. Files are assumed not to change meanwhile. All stores are freed at the end of the context.
+    A context inside another one shares its stores. Also usable as a decorator.
+    """
+    if _KEPT.get() is not None:
+        yield
+        return
+    token = _KEPT.set(_Kept(most, {}))
+    try:
+        yield
+    finally:
+        _KEPT.reset(token)
+
+
+class _Kept(NamedTuple):
+    most: int
+    stores: dict[tuple[Any, ...], tuple[Store, list[BadImage]]]  # the most recently used last
+
+
+_KEPT: ContextVar[_Kept | None] = ContextVar("kept stores", default=None)
+
+
+def _read_store(
+    images: Images,
+    short: int,
+    device: torch.device,
+    channels: int,
+    cache: Path | None,
+    progress: Progress,
+    keep: Keep,
+    limit: int,
+) -> tuple[Store, Images, list[BadImage]]:
     if not len(images):
         raise NearkinError("There are no images to open.")
     if isinstance(images.sources, Tensor):
@@ -173,13 +224,13 @@ def _open_files(
         good = _good(size, bad)
         paths = [files.paths[row] for row in good.tolist()]
         stream = Stream(paths, size[good], short=files.short, channels=files.channels, device=device, limit=files.limit)
-        return stream, _cleaned(images, bad), bad
+        return stream, _usable(images, bad), bad
     keeper = device if there == "device" else torch.device("cpu")
     with nullcontext() if folder is None or all(places) else PackWriter(folder) as writer:
         packed, late = decode_all(files, places, size, device=keeper, writer=writer)
     bad = sorted([*bad, *late], key=lambda image: image.row)
     packed = packed.rows(_good(size, bad).to(keeper))
-    return Resident(packed, short=files.short, channels=files.channels, device=device), _cleaned(images, bad), bad
+    return Resident(packed, short=files.short, channels=files.channels, device=device), _usable(images, bad), bad
 
 
 def _good(size: Tensor, bad: list[BadImage]) -> Tensor:
@@ -191,48 +242,8 @@ def _good(size: Tensor, bad: list[BadImage]) -> Tensor:
     return good.nonzero().flatten()
 
 
-def _cleaned(images: Images, bad: list[BadImage]) -> Images:
+def _usable(images: Images, bad: list[BadImage]) -> Images:
     return images.without([b.row for b in bad]) if bad else images
-
-
-Opener = Callable[..., tuple[Store, Images, list[BadImage]]]
-"""`open_store`, or something with its arguments."""
-
-
-class SharedStores:
-    """`open_store` with a memory: image files that were opened alike are not read again while this object lives.
-
-    The last few are kept (training, held-out and test images of a run); an older one makes room before a new one is
-    opened. Files are taken to stay as they are meanwhile. Pixels that are in memory already are opened each time.
-    """
-
-    def __init__(self, keep: int = 3) -> None:
-        self.keep = keep
-        self.opened: dict[tuple[Any, ...], tuple[Store, list[BadImage]]] = {}
-
-    def __call__(
-        self,
-        images: Images,
-        *,
-        short: int,
-        device: torch.device | str,
-        channels: int = 3,
-        cache: Path | None = None,
-        progress: Progress = None,
-    ) -> tuple[Store, Images, list[BadImage]]:
-        """The store, the images in it, and those that cannot be used."""
-        given: dict[str, Any] = {"short": short, "device": device, "channels": channels}
-        if isinstance(images.sources, Tensor):
-            return open_store(images, **given, cache=cache, progress=progress)
-        key = (short, channels, str(device), tuple(images.sources))
-        if key in self.opened:
-            self.opened[key] = store, bad = self.opened.pop(key)  # now the youngest
-            return store, images.without([image.row for image in bad]) if bad else images, bad
-        while len(self.opened) >= self.keep:
-            del self.opened[next(iter(self.opened))]
-        store, good, bad = open_store(images, **given, cache=cache, progress=progress)
-        self.opened[key] = store, bad
-        return store, good, bad
 
 
 Given = Sequence[str | Path] | Sequence[Tensor | NDArray[Any] | Image.Image] | Tensor | NDArray[Any]
@@ -263,7 +274,7 @@ def store_of(images: Given, *, short: int, channels: int, device: torch.device, 
 
 def _of_files(paths: list[Path], short: int, channels: int, device: torch.device, progress: Progress) -> Store:
     given = Images(paths, torch.zeros(len(paths), dtype=torch.int64), ("",))
-    store, _, bad = open_store(given, short=short, channels=channels, device=device, progress=progress)
+    store, _, bad = _read_store(given, short, device, channels, None, progress, "auto", PIXEL_LIMIT)
     if bad:
         raise NearkinError(f"{len(bad)} of {len(paths)} images cannot be embedded, the first: {bad[0]}")
     return store
