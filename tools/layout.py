@@ -14,10 +14,11 @@ def imports(path: Path, names: set[str]) -> set[str]:
     found = set[str]()
     for node in ast.parse(path.read_text(encoding="utf-8")).body:
         if isinstance(node, ast.ImportFrom) and node.module:
-            found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+            inner = {f"{node.module}.{alias.name}" for alias in node.names} & names
+            found |= inner or {node.module}
         elif isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
-    return found & names
+    return found & names - {"nearkin"}
 
 
 def main() -> None:
