@@ -1,20 +1,20 @@
-"""What a long job tells: bars in a terminal, lines elsewhere, nothing where nobody asked."""
+"""Progress: bars in a terminal, lines elsewhere, nothing without a console. Tables in narrow terminals."""
 
 import io
 
 from rich.console import Console
 
-from nearkin.console import Reporter
+from nearkin.console import PrintedTable, Reporter
 
 
-def printed(terminal: bool, tell) -> str:
+def printed(terminal: bool, job) -> str:
     file = io.StringIO()
-    tell(Reporter(Console(file=file, force_terminal=terminal, width=100)))
+    job(Reporter(Console(file=file, force_terminal=terminal, width=100)))
     return file.getvalue()
 
 
 def work(reporter: Reporter) -> None:
-    reporter.note("begun")
+    reporter.note("started")
     with reporter.training(10) as status:
         status(3, "epoch 1/2 · loss 0.500")
         with reporter.bar("inside") as advance:  # one bar at a time: rich refuses two
@@ -26,18 +26,43 @@ def work(reporter: Reporter) -> None:
 
 def test_a_terminal_has_bars_and_no_epoch_lines():
     text = printed(True, work)
-    assert "begun" in text
+    assert "started" in text
     assert "loss 0.500" in text
     assert "after" in text
     assert "inside" not in text
     assert "epoch 1/2  loss 0.5" not in text
 
 
-def test_elsewhere_there_are_plain_lines():
+def test_without_a_terminal_there_are_plain_lines():
     text = printed(False, work)
-    assert text.splitlines() == ["begun", "epoch 1/2  loss 0.5"]
+    assert text.splitlines() == ["started", "epoch 1/2  loss 0.5"]
 
 
-def test_nobody_asked_and_nothing_is_said(capsys):
+def test_without_a_console_nothing_is_printed(capsys):
     work(Reporter())
     assert capsys.readouterr().out == ""
+
+
+def lines_of(table: PrintedTable, width: int) -> list[str]:
+    file = io.StringIO()
+    Console(file=file, width=width).print(table)
+    return [line.rstrip() for line in file.getvalue().splitlines()]
+
+
+def test_a_wide_table_of_numbers_is_split_between_columns():
+    table = PrintedTable("", ["", "mean radius", "R@1"], [["long name", "12.34", "56.78"]])
+    assert lines_of(table, 60) == ["           mean radius    R@1", "long name        12.34  56.78"]
+    assert lines_of(table, 27) == ["             mean", "           radius    R@1", "long name   12.34  56.78"]
+    assert lines_of(table, 20) == [
+        "             mean",
+        "           radius",
+        "long name   12.34",
+        "",
+        "             R@1",
+        "long name  56.78",
+    ]
+
+
+def test_a_wide_table_of_text_folds_its_cells():
+    table = PrintedTable("", ["name", "text"], [["a", "one two three"]], text=True)
+    assert lines_of(table, 14) == ["name  text", "a     one two", "      three"]

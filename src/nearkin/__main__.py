@@ -1,4 +1,4 @@
-"""TODO."""
+"""`python -m nearkin`: the command line."""
 
 from nearkin.cli import main
 

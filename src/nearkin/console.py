@@ -1,14 +1,11 @@
-"""What a long job tells while it runs: bars in a terminal, plain lines elsewhere, nothing where nobody asked."""
-# MERGED: Tables of scores, for a terminal and for Markdown.
-# MERGED: Stopping when asked: Ctrl-C leaves things in order.
-# MERGED: A table with its title and notes, in words, and the formats it is printed in: terminal, Markdown, LaTeX.
+"""Output of long jobs: progress bars and notes, a clean stop on Ctrl-C, and tables for terminal, Markdown and LaTeX."""
 
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, Group, RenderableType
@@ -17,29 +14,29 @@ from rich.table import Table
 from rich.text import Text
 
 Advance = Callable[[int, int], None]  # (done, total)
-Status = Callable[[int, str], None]  # (steps done, what to say beside the bar)
+Status = Callable[[int, str], None]  # (steps done, text beside the bar)
 
 
 class Reporter:
-    """Bars and notes on a console; with no console, silence."""
+    """Progress bars and notes on a console; silent without one."""
 
     def __init__(self, console: Console | None = None) -> None:
         self.console = console
-        self.training_now = False  # one bar at a time: within a training the smaller ones are left out
+        self.training_now = False  # rich shows one bar at a time: the training bar hides others
 
     @property
     def watched(self) -> bool:
-        """Whether somebody sees a bar move."""
+        """Whether the console is a terminal, where bars move."""
         return self.console is not None and self.console.is_terminal
 
     def note(self, sentence: str) -> None:
-        """One sentence for the person who waits."""
+        """Print one sentence."""
         if self.console is not None:
             self.console.print(sentence, highlight=False, markup=False, soft_wrap=True)
 
     @contextmanager
     def bar(self, title: str) -> Iterator[Advance]:
-        """A bar for work of known length; without a terminal a line every ten seconds."""
+        """Show a bar for work of known length, or without a terminal one line every ten seconds."""
         if self.console is None or self.training_now:
             yield lambda _done, _total: None
         elif self.console.is_terminal:
@@ -63,7 +60,7 @@ class Reporter:
 
     @contextmanager
     def training(self, total: int) -> Iterator[Status]:
-        """A bar over all steps with what is known now beside it; only in a terminal (elsewhere epochs are lines)."""
+        """Show a bar over all training steps with a status text, in a terminal only; see `epoch` for other output."""
         if not self.watched:
             yield lambda _done, _text: None
             return
@@ -82,53 +79,74 @@ class Reporter:
                 self.training_now = False
 
     def epoch(self, sentence: str) -> None:
-        """An epoch's line; in a terminal the bar says it already."""
+        """Print the line of an epoch, unless a terminal shows it in the bar."""
         if self.console is not None and not self.console.is_terminal:
             self.note(sentence)
 
 
+@contextmanager
+def stop_on_interrupt() -> Iterator[threading.Event]:
+    """Yield an event that the first Ctrl-C sets, for a stop after the current step; a second one stops at once."""
+    requested = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield requested
+        return
+    previous = signal.getsignal(signal.SIGINT)
+
+    def request(*_: object) -> None:
+        requested.set()
+        signal.signal(signal.SIGINT, previous)
+
+    signal.signal(signal.SIGINT, request)
+    try:
+        yield requested
+    finally:
+        signal.signal(signal.SIGINT, previous)
+
+
+NOTHING = "–"
+"""The cell of a missing value."""
+
 GAP = 2
-"""Blanks between columns."""
+"""Spaces between the columns of a table."""
 
 
-def score_cells(rows: Mapping[str, Mapping[str, float]]) -> tuple[list[str], list[list[str]]]:
-    """Header and cells of a table with a row a name and a column a metric, in percent with one decimal."""
-    metrics = list(dict.fromkeys(metric for scores in rows.values() for metric in scores))
-    cells = [[name, *(f"{s[m]:.1f}" if m in s else "–" for m in metrics)] for name, s in rows.items()]
-    return ["", *metrics], cells
+class PrintedTable(NamedTuple):
+    """A table of strings. A rich console prints it; `markdown` and `latex` format it.
 
-
-def terminal_table(
-    header: Sequence[str], cells: Sequence[Sequence[str]], *, title: str = "", text: bool = False
-) -> Table:
-    """A table for a terminal: the first column to the left, numbers to the right; with `text` all to the left.
-
-    In a narrow terminal cells are folded.
+    With `text` all columns are left-aligned, and a narrow terminal folds their cells. Otherwise the columns after the
+    first hold numbers: a narrow terminal folds headers and splits the table into several, but never breaks a cell.
     """
-    table = _frame(title)
-    for number, name in enumerate(header):
-        table.add_column(name, justify="right" if number and not text else "left", overflow="fold")
-    for row in cells:
-        table.add_row(*row)
-    return table
 
-
-class WideTable(NamedTuple):
-    """A table of numbers for a terminal, in several parts where it is too wide: headers are folded, cells never."""
-
+    title: str
     header: Sequence[str]
     cells: Sequence[Sequence[str]]
-    title: str
+    notes: Sequence[str] = ()
+    text: bool = False
 
     def __rich_console__(self, _console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
-        columns = [[name, *cells] for name, *cells in zip(self.header, *self.cells, strict=True)]
-        widths = [max(map(cell_len, (*name.split(), *cells)), default=0) for name, *cells in columns]
-        for number, part in enumerate(_parts(widths, options.max_width)):
+        yield from self._folded() if self.text else self._split(options.max_width)
+        yield from (Text(note, style="dim") for note in self.notes)
+
+    def _folded(self) -> Iterator[RenderableType]:
+        table = _frame(self.title)
+        for name in self.header:
+            table.add_column(name, overflow="fold")
+        for row in self.cells:
+            table.add_row(*row)
+        yield table
+
+    def _split(self, room: int) -> Iterator[RenderableType]:
+        columns = list(zip(self.header, *self.cells, strict=True))
+        widths = [max(map(cell_len, column)) for column in columns]
+        if sum(width + GAP for width in widths) > room:
+            widths = [max(map(cell_len, (*name.split(), *cells)), default=0) for name, *cells in columns]
+        for number, group in enumerate(_fitting_groups(widths, room)):
             table = _frame("" if number else self.title)
-            for i in (0, *part):
-                table.add_column(columns[i][0], width=widths[i], justify="right" if i else "left")
+            for i in (0, *group):
+                table.add_column(self.header[i], width=widths[i], justify="right" if i else "left", overflow="fold")
             for row in self.cells:
-                table.add_row(*(row[i] for i in (0, *part)))
+                table.add_row(*(row[i] for i in (0, *group)))
             if number:
                 yield ""
             yield table
@@ -138,73 +156,43 @@ def _frame(title: str) -> Table:
     return Table(title=title or None, title_justify="left", box=None, pad_edge=False, padding=(0, GAP, 0, 0))
 
 
-def _parts(widths: Sequence[int], room: int) -> list[list[int]]:
-    """The columns after the first, in parts that fit beside it; one at least in each."""
-    parts: list[list[int]] = [[]]
+def _fitting_groups(widths: Sequence[int], room: int) -> list[list[int]]:
+    """Split the columns after the first into groups that fit beside it, at least one column in each."""
+    groups: list[list[int]] = [[]]
     for i in range(1, len(widths)):
-        if parts[-1] and sum(widths[j] + GAP for j in (0, *parts[-1], i)) > room:  # rich keeps a gap after the last
-            parts.append([])
-        parts[-1].append(i)
-    return parts
+        if groups[-1] and sum(widths[j] + GAP for j in (0, *groups[-1], i)) > room:  # rich adds a gap after the last
+            groups.append([])
+        groups[-1].append(i)
+    return groups
 
 
-def markdown_table(header: Sequence[str], cells: Sequence[Sequence[str]], *, text: bool = False) -> str:
-    """The same in Markdown; with `text` every column stands to the left."""
-    rule = ["---", *("---" if text else "---:" for _ in header[1:])]
-    return "\n".join("| " + " | ".join(row) + " |" for row in (header, rule, *cells))
-
-
-@contextmanager
-def stop_on_interrupt() -> Iterator[threading.Event]:
-    """Ctrl-C once sets the event, for a stop after the step; twice stops at once."""
-    asked = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
-        yield asked
-        return
-    usual = signal.getsignal(signal.SIGINT)
-
-    def ask(*_: object) -> None:
-        asked.set()
-        signal.signal(signal.SIGINT, usual)
-
-    signal.signal(signal.SIGINT, ask)
-    try:
-        yield asked
-    finally:
-        signal.signal(signal.SIGINT, usual)
-
-
-NOTHING = "–"
-
-
-class PrintedTable(NamedTuple):
-    """A table in words; every format is made of it."""
-
-    title: str
-    header: list[str]
-    cells: list[list[str]]
-    notes: list[str]
+def score_cells(rows: Mapping[str, Mapping[str, float]]) -> tuple[list[str], list[list[str]]]:
+    """Header and cells of a table with one row per name and one column per metric, in percent with one decimal."""
+    metrics = list(dict.fromkeys(metric for scores in rows.values() for metric in scores))
+    cells = [[name, *(f"{s[m]:.1f}" if m in s else NOTHING for m in metrics)] for name, s in rows.items()]
+    return ["", *metrics], cells
 
 
 def duration(seconds: float) -> str:
-    """A time in its fitting unit."""
+    """A time in seconds, minutes or hours, whichever suits its length."""
     if seconds < 99.5:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.1f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
 def terminal(tables: Sequence[PrintedTable]) -> Group:
-    """For a terminal."""
-    parts: list[Any] = []
-    for table in tables:
-        parts.append(WideTable(table.header, table.cells, table.title))
-        parts += [Text(note, style="dim") for note in table.notes]
-        parts.append(Text(""))
-    return Group(*parts)
+    """Tables for a rich console, each followed by an empty line."""
+    return Group(*(part for table in tables for part in (table, Text(""))))
+
+
+def markdown_table(header: Sequence[str], cells: Sequence[Sequence[str]], *, text: bool = False) -> str:
+    """A table in Markdown: numbers right-aligned, or with `text` all columns left-aligned."""
+    rule = ["---", *("---" if text else "---:" for _ in header[1:])]
+    return "\n".join("| " + " | ".join(row) + " |" for row in (header, rule, *cells))
 
 
 def markdown(tables: Sequence[PrintedTable], *, level: int = 3) -> str:
-    """In Markdown, each table under a heading of that level."""
+    """Tables in Markdown, each under a heading of that level."""
     parts = []
     for table in tables:
         cells = [[cell.replace("|", "\\|") for cell in row] for row in table.cells]
@@ -214,7 +202,7 @@ def markdown(tables: Sequence[PrintedTable], *, level: int = 3) -> str:
 
 
 def latex(tables: Sequence[PrintedTable]) -> str:
-    """In LaTeX, for the packages booktabs and graphicx; what is wider than the page is made as wide as it."""
+    """Tables in LaTeX (packages booktabs and graphicx); a table wider than the page is scaled down to fit."""
     return "\n".join([r"% \usepackage{booktabs, graphicx}", *map(_latex, tables)])
 
 

@@ -1,9 +1,10 @@
-"""The command line as a person uses it: help that suffices, tables, one-sentence errors with exit code 2."""
+"""The command line in a process of its own: help, tables, one-sentence errors with exit code 2."""
 
 import json
 import os
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from made import make_images
 from PIL import Image
 
 from nearkin.cli import main
+from nearkin.data.datasets import DATASETS
 from nearkin.training.plan import Plan
 
 TINY = ["--data", "glyphs(classes=48, samples=6)", "--epochs", "1", "--batch", "24", "--dim", "16", "--device", "cpu"]
@@ -63,18 +65,22 @@ def test_eval_says_what_chose_the_epoch(run, tmp_path):
     assert geometry.count("ON THE TEST SET") == 1
 
 
-def test_without_a_word_there_is_help():
+def test_without_arguments_help_is_printed():
     done = nearkin()
     assert done.returncode == 0
     assert "Usage:" in done.stdout
     assert "  train " in done.stdout
 
 
-def test_ctrl_c_says_how_to_go_on(monkeypatch, capsys):
+def test_version():
+    assert nearkin("--version").stdout == f"nearkin {version('nearkin')}\n"
+
+
+def test_ctrl_c_says_how_to_continue(monkeypatch, capsys):
     def interrupted(**_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(sys.modules["nearkin.training.loop"], "train", interrupted)
+    monkeypatch.setattr(sys.modules["nearkin.training.launch"], "train", interrupted)
     monkeypatch.setattr(sys, "argv", ["nearkin", "train"])
     with pytest.raises(SystemExit) as stopped:
         main()
@@ -106,7 +112,7 @@ def test_data_counts_and_draws(tmp_path):
     assert size_of(tmp_path / "sheet.png")[1] > 200
 
 
-def test_data_names_what_cannot_be_read_to_its_end(tmp_path):
+def test_data_names_truncated_images(tmp_path):
     paths = make_images(tmp_path / "photos", classes=4, each=2)
     paths[0].write_bytes(paths[0].read_bytes()[:-40])
     done = nearkin("data", f"folder:{tmp_path / 'photos'}", "--out", str(tmp_path / "sheet.png"))
@@ -115,13 +121,18 @@ def test_data_names_what_cannot_be_read_to_its_end(tmp_path):
     assert f"{sentence} images of {paths[0].parent.name}." in done.stdout
 
 
-def test_data_refuses_a_sheet_it_cannot_write_before_it_reads(tmp_path):
+def test_data_refuses_an_unknown_picture_format_before_reading(tmp_path):
     done = nearkin("data", "glyphs(classes=48, samples=6)", "--out", str(tmp_path / "sheet.gif"))
     assert (done.returncode, done.stdout) == (2, "")
 
 
 def test_data_sets_are_listed():
     assert "inshop:PATH, DeepFashion In-Shop" in nearkin("data").stdout
+
+
+def test_help_names_every_data_set():
+    printed = nearkin("data", "--help").stdout
+    assert [name for name in DATASETS if name not in printed] == []
 
 
 def test_suites_are_listed():
@@ -147,7 +158,7 @@ def test_suites_are_listed():
         (["trian"], "trian"),
     ],
 )
-def test_a_wrong_input_is_one_sentence_and_exit_code_2(arguments, words, tmp_path):
+def test_wrong_input_is_one_sentence_and_exit_code_2(arguments, words, tmp_path):
     done = nearkin(*arguments, cwd=tmp_path)
     assert done.returncode == 2, done.stderr
     assert words in done.stderr

@@ -11,7 +11,7 @@ from nearkin.benchmark.claims import CLAIMS, Claim, Outcome, check_claim, in_wor
 from nearkin.benchmark.planned_runs import expand, run_id
 from nearkin.benchmark.runner import Board
 from nearkin.benchmark.suite import load_suite
-from nearkin.cli import _seeds
+from nearkin.cli.benchmark import parse_seeds
 from nearkin.evaluation.statistics import Comparison
 from tools.results_page import boards, changed_settings, main, results_page
 
@@ -133,7 +133,7 @@ def test_an_epoch_chosen_on_test_is_said(tmp_path):
 def test_the_command_of_one_seed_runs_that_seed(tmp_path):
     fill(tmp_path, EVERY, {"proxy_anchor": ANCHOR[:1]})
     command = next(x for x in results_page(tmp_path).splitlines() if x.startswith("`nearkin bench"))
-    assert _seeds(command.strip("`").split("--seeds ")[1]) == [0]
+    assert parse_seeds(command.strip("`").split("--seeds ")[1]) == [0]
 
 
 def test_honesty_lines_and_what_is_missing(page):

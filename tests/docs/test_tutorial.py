@@ -87,10 +87,10 @@ def test_every_step_leads_to_the_next(folder):
         assert sheet.width > 100
     images = len(list((place / "photos").rglob("*.png")))
     assert f"{images:,} images in photos.index" in printed["index"]
-    assert "Same class from a similarity of" in printed["calibrate"]
+    assert "Same class above a similarity of" in printed["calibrate"]
     assert printed["search"].count("photos/") == 5
     assert "<img" in (place / "found.html").read_text()
-    assert "Largest difference from ours" in printed["export"]
+    assert "Largest difference from PyTorch" in printed["export"]
     assert any("resize to a short side" in text for text in printed.values())
 
 

@@ -1,4 +1,4 @@
-"""Commands that lead from images to a search page: one function each, registered in cli.py."""
+"""Commands from images to a search page: embed, index, calibrate, search, serve."""
 
 import json
 from pathlib import Path
@@ -7,107 +7,114 @@ from typing import Annotated, Literal
 import typer
 from rich.console import Console
 
-from nearkin.console import Reporter
+from nearkin.cli.options import DeviceOption, IndexArgument, JsonOption, MovedRunOption, RunArgument, progress_reporter
+from nearkin.console import PrintedTable
 from nearkin.errors import NearkinError, above_zero
 
+app = typer.Typer()
 
+
+@app.command()
 def embed(
-    run: Annotated[Path, typer.Argument(help="Folder of a run.")],
+    run: RunArgument,
     images: Annotated[list[Path], typer.Argument(help="Image files, folders, or csv tables (path, label).")],
     out: Annotated[Path, typer.Option("--out", "-o", help="The file: .parquet or .npz.")],
-    device: Annotated[str, typer.Option(help="Where to compute: auto, cpu, cuda.")] = "auto",
+    device: DeviceOption = "auto",
 ) -> None:
-    """Embed images into a file: path, label, embedding. Stopped at any moment, the same command goes on."""
+    """Embed images into a file: path, label, embedding. Safe to interrupt; run it again to continue."""
     from nearkin.data.image_files import gather, say_bad
     from nearkin.search.embed import embed_to_file
     from nearkin.training.model import load
 
     found = gather(images)
-    filled = embed_to_file(run, load(run, device=device), found, out, reporter=Reporter(Console(stderr=True)))
+    filled = embed_to_file(run, load(run, device=device), found, out, reporter=progress_reporter())
     for line in say_bad(filled.bad, len(found)):
         print(line)
     print(f"{filled.added + filled.kept:,} images embedded: {out}")
 
 
+@app.command()
 def index(
     run: Annotated[Path, typer.Argument(help="Folder of the run whose model embeds the images.")],
     images: Annotated[
         list[Path],
-        typer.Argument(help="Image files, folders (one folder a class names the labels), or csv tables (path, label)."),
+        typer.Argument(help="Image files, folders (one per class gives the labels), or csv tables (path, label)."),
     ],
     out: Annotated[
-        str | None, typer.Option("--out", "-o", help="The index: a folder, new or to be added to; see --store.")
+        str | None, typer.Option("--out", "-o", help="Folder of the index, new or to add to; see also --store.")
     ] = None,
     kind: Annotated[
         Literal["exact", "hnsw", "ivfpq"] | None,
-        typer.Option(help="How a new index searches: exact, or approximately with faiss.", show_default="exact"),
+        typer.Option(help="Search of a new index: exact, or approximate with faiss.", show_default="exact"),
     ] = None,
     store: Annotated[
         str | None,
-        typer.Option(help="Keep the items in postgresql://… or qdrant://host:port/collection; --out remembers where."),
+        typer.Option(help="Store items in postgresql://… or qdrant://host:port/collection; --out keeps the address."),
     ] = None,
-    prune: Annotated[bool, typer.Option("--prune", help="Remove items whose files are no longer there.")] = False,
-    device: Annotated[str, typer.Option(help="Where to compute: auto, cpu, cuda.")] = "auto",
+    prune: Annotated[bool, typer.Option("--prune", help="Remove items whose files no longer exist.")] = False,
+    device: DeviceOption = "auto",
 ) -> None:
-    """Index images for search. Only what is new or has changed is embedded; stopped at any moment, it goes on."""
+    """Index images for search; embeds only new and changed ones. Safe to interrupt; run it again to continue."""
     from nearkin.data.image_files import gather, say_bad
     from nearkin.search.build import index_images, summary
 
     if out is None and store is None:
-        raise NearkinError("Say where the index is to be: --out FOLDER or --store URL.")
+        raise NearkinError("The index needs a place: --out FOLDER or --store URL.")
     found = gather(images)
-    reporter = Reporter(Console(stderr=True))
     done = index_images(
-        run, found, out or str(store), kind=kind, store=store, prune=prune, device=device, reporter=reporter
+        run,
+        found,
+        out or str(store),
+        kind=kind,
+        store=store,
+        prune=prune,
+        device=device,
+        reporter=progress_reporter(),
     )
     for line in (*say_bad(done.filled.bad, len(found)), *summary(done)):
         print(line)
 
 
+@app.command()
 def calibrate(
-    run: Annotated[Path, typer.Argument(help="Folder of a run.")],
+    run: RunArgument,
     precision: Annotated[
-        float, typer.Option(help="Of the pairs at least as similar, the part that shall be of one class.")
+        float, typer.Option(help="Precision to reach: share of same-class pairs among those above the threshold.")
     ] = 0.95,
     data: Annotated[
         str | None,
         typer.Option(
-            help="Images to choose on, as folder:PATH; classes that were trained on are left out.",
+            help="Data set to choose the threshold on, as NAME:PATH; classes of the training are left out.",
             show_default="the run's held-out training classes",
         ),
     ] = None,
-    device: Annotated[str, typer.Option(help="Where to compute: auto, cpu, cuda.")] = "auto",
+    device: DeviceOption = "auto",
 ) -> None:
-    """Choose the similarity from which two images may be taken for one class, and keep it in the run folder."""
+    """Choose the similarity above which two images count as the same class, and store it in the run folder."""
     from nearkin.search.calibrate import calibrate as choose
 
-    found = choose(run, data=data, precision=precision, device=device, reporter=Reporter(Console(stderr=True)))
-    checked = "" if found["checked"] is None else f"; {found['checked']:.1%} on classes that did not choose it"
-    print(f"Same class from a similarity of {found['similarity']:.4f} on.")
-    print(
-        f"{found['reached']:.1%} of the pairs above it are of one class{checked}; they are {found['recall']:.1%} of "
-        "all pairs of one class."
-    )
+    found = choose(run, data=data, precision=precision, device=device, reporter=progress_reporter())
+    checked = "" if found["checked"] is None else f" ({found['checked']:.1%} on other classes)"
+    print(f"Same class above a similarity of {found['similarity']:.4f}.")
+    print(f"Precision {found['reached']:.1%}{checked}, recall {found['recall']:.1%} of same-class pairs.")
     print(
         f"Calibrated on {found['on']}: {found['classes']:,} classes, {found['images']:,} images, "
-        f"{found['kin_pairs'] / found['pairs']:.2%} of their pairs of one class. Among more classes it is less precise."
+        f"{found['kin_pairs'] / found['pairs']:.2%} of the pairs are same-class. Precision is lower among more classes."
     )
 
 
+@app.command()
 def search(
-    index: Annotated[str, typer.Argument(help="An index: its folder, postgresql://… or qdrant://…")],
-    images: Annotated[list[Path], typer.Argument(help="Images to search with: files or folders.")],
-    k: Annotated[int, typer.Option("-k", min=1, help="How many to find for each.")] = 10,
+    index: IndexArgument,
+    images: Annotated[list[Path], typer.Argument(help="Query images: files or folders.")],
+    k: Annotated[int, typer.Option("-k", min=1, help="Number of items to find per image.")] = 10,
     label: Annotated[list[str] | None, typer.Option(help="Only items of this label; repeatable.")] = None,
-    html: Annotated[Path | None, typer.Option(help="Also write a page with the pictures.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-    run: Annotated[
-        Path | None, typer.Option(help="Folder of the run that made it, where it is no longer where it was.")
-    ] = None,
-    device: Annotated[str, typer.Option(help="Where to embed: auto, cpu, cuda.")] = "auto",
+    html: Annotated[Path | None, typer.Option(help="Also write an HTML page with the pictures.")] = None,
+    as_json: JsonOption = False,
+    run: MovedRunOption = None,
+    device: DeviceOption = "auto",
 ) -> None:
-    """Find the nearest items of images: a table, a page with the pictures, or JSON."""
-    from nearkin.console import terminal_table
+    """Find the items nearest to images, as a table, an HTML page or JSON."""
     from nearkin.data.image_files import gather, none_usable, say_bad
     from nearkin.report.page import search_page
     from nearkin.search.index import open_index
@@ -140,7 +147,8 @@ def search(
         return
     console = Console()
     for answer in answers:
-        console.print(terminal_table(["path", "label", "similarity", ""], rows_of(answer), title=shown(answer.query)))
+        header = ["path", "label", "similarity", ""]
+        console.print(PrintedTable(shown(answer.query), header, rows_of(answer), text=True))
         console.print()
     for line in (*say_bad(bad, len(found)), threshold_words(threshold)):
         print(line)
@@ -148,24 +156,23 @@ def search(
         print(f"Pictures: {html}")
 
 
+@app.command()
 def serve(
-    index: Annotated[str, typer.Argument(help="An index: its folder, postgresql://… or qdrant://…")],
-    run: Annotated[
-        Path | None, typer.Option(help="Folder of the run that made it, where it is no longer where it was.")
-    ] = None,
+    index: IndexArgument,
+    run: MovedRunOption = None,
     host: Annotated[
-        str, typer.Option(help="Address to listen at; 0.0.0.0 lets other machines in, and wants a token.")
+        str, typer.Option(help="Address to listen on; 0.0.0.0 admits other machines and requires a token.")
     ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen at (0: any free one).")] = 8000,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on (0: any free one).")] = 8000,
     token: Annotated[
         str | None,
-        typer.Option(envvar="NEARKIN_TOKEN", help="What a visitor must know; auto makes one up and prints it."),
+        typer.Option(envvar="NEARKIN_TOKEN", help="Password of page and API; auto generates one and prints it."),
     ] = None,
-    max_upload_mb: Annotated[float, typer.Option(help="Megabytes that a picture may have.")] = 20,
-    max_pixels: Annotated[int, typer.Option(help="Pixels that a picture may have.")] = 50_000_000,
-    device: Annotated[str, typer.Option(help="Where to embed: auto, cpu, cuda.")] = "auto",
+    max_upload_mb: Annotated[float, typer.Option(help="Largest upload, in megabytes.")] = 20,
+    max_pixels: Annotated[int, typer.Option(help="Largest picture, in pixels.")] = 50_000_000,
+    device: DeviceOption = "auto",
 ) -> None:
-    """Serve a page to search an index with pictures, and a JSON API (described at /docs)."""
+    """Serve a page that searches an index by picture, and a JSON API (documented at /docs)."""
     try:
         from nearkin.serve import Limits
         from nearkin.serve import serve as run_server
@@ -183,25 +190,3 @@ def serve(
         limits=limits,
         say=lambda sentence: print(sentence, flush=True),
     )
-
-
-def export(
-    run: Annotated[Path, typer.Argument(help="Folder of a run.")],
-    out: Annotated[Path, typer.Option("--out", "-o", help="The file: .onnx, or .pt2 for torch.export.")],
-    images: Annotated[
-        list[Path] | None,
-        typer.Option(help="An image to check on; repeatable (default: photographs that come with scikit-learn)."),
-    ] = None,
-) -> None:
-    """Write a run's model as ONNX or as a torch.export program, checked against ours on real images."""
-    from nearkin.data.images import counted
-    from nearkin.training.export import TOLERANCE
-    from nearkin.training.export import export as write
-
-    done = write(run, out, images=images or ())
-    print(f"{done.path}: images {done.about['input']['shape']} to embeddings {done.about['output']['shape']}.")
-    on = counted(done.images, "image", "images")
-    print(f"Largest difference from ours on {on}: {done.difference:.1e} (allowed: {TOLERANCE:.0e}).")
-
-
-COMMANDS = (embed, index, calibrate, search, serve, export)

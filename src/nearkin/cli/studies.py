@@ -1,14 +1,26 @@
-"""Commands that look into finished runs: one function each, registered in cli.py."""
+"""Commands that study finished runs: report, proxies, geometry, uncertainty, and the CCP demo."""
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import typer
 from rich.console import Console
 
-from nearkin.console import Reporter
+from nearkin.cli.options import (
+    DeviceOption,
+    MovedDataOption,
+    RunsArgument,
+    TestDataOption,
+    progress_reporter,
+)
+from nearkin.console import PrintedTable, latex, markdown
+from nearkin.errors import NearkinError
+from nearkin.files import whole_file
+
+app = typer.Typer()
 
 
+@app.command()
 def report(
     runs: Annotated[list[Path], typer.Argument(help="Folders of finished runs; several are compared.")],
     out: Annotated[
@@ -16,23 +28,19 @@ def report(
     ] = None,
     form: Annotated[
         Literal["html", "markdown", "latex"],
-        typer.Option("--format", help="A page with everything, or the tables alone."),
+        typer.Option("--format", help="An HTML page with everything, or only the tables."),
     ] = "html",
-    data: Annotated[
-        str | None, typer.Option(help="Another data set to test on, or where the run's own lies now.")
-    ] = None,
-    title: Annotated[str, typer.Option(help="Of the page (default: methods and data).")] = "",
+    data: TestDataOption = None,
+    title: Annotated[str, typer.Option(help="Title of the page (default: methods and data).")] = "",
     points: Annotated[int, typer.Option(min=10, help="Test images on the t-SNE map, at most.")] = 1000,
-    device: Annotated[str, typer.Option(help="Where to embed: auto, cpu, cuda.")] = "auto",
+    device: DeviceOption = "auto",
 ) -> None:
-    """Write a report of runs: settings, curves, scores with intervals, classes, neighbours, and tests between runs."""
-    from nearkin.console import latex, markdown
-    from nearkin.files import whole_file
+    """Write a report of runs: settings, curves, scores with intervals, classes, neighbours, significance tests."""
     from nearkin.report.measured_runs import open_studies
     from nearkin.report.page import write_page
     from nearkin.report.run_tables import run_tables
 
-    reporter = Reporter(Console(stderr=True))
+    reporter = progress_reporter()
     studies = open_studies(runs, data=data, device=device, reporter=reporter)
     path = out or Path({"html": "report.html", "markdown": "report.md", "latex": "report.tex"}[form])
     if form == "html":
@@ -44,57 +52,27 @@ def report(
     print(f"Report: {path}")
 
 
-def cv(
-    *,
-    repeats: Annotated[
-        int | None, typer.Option(help="How often, with seeds that follow each other (default: 1, or as before).")
-    ] = None,
-    out: Annotated[Path | None, typer.Option(help="Folder of the models (default: a new one below runs/).")] = None,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with what is in --out; --repeats may be more than before.")
-    ] = False,
-    **settings: Any,
-) -> None:
-    """Cross-validate over classes: four models (--folds), each choosing its epoch on the quarter it holds out.
-
-    All are tested on unseen classes, one by one and with their embeddings side by side (nearkin eval OUT measures both
-    again; wherever a run's folder is asked for, OUT is all of them as one model).
-    """
-    from nearkin.console import terminal_table
-    from nearkin.training.cross_validation import cross_validate, score_rows
-
-    given = {name: value for name, value in settings.items() if value is not None}
-    done = cross_validate(out=out, repeats=repeats, resume=resume, reporter=Reporter(Console(stderr=True)), **given)
-    console = Console()
-    console.print(terminal_table(*score_rows(done), title="Unseen classes, percent"))
-    spread = f"; ± is the standard error over {len(done.runs)} repeats" if len(done.runs) > 1 else ""
-    console.print(f"{done.steps.mean:,.0f} steps a model{spread}.", highlight=False)
-    console.print(f"Folder: {done.runs[0].path}", highlight=False, markup=False)
-
-
+@app.command()
 def proxies(
     run: Annotated[Path, typer.Argument(help="Folder of a run with proxies.")],
     baseline: Annotated[Path | None, typer.Option(help="Another run, drawn beside it.")] = None,
-    epochs: Annotated[
-        str | None, typer.Option(help="Which snapshots, as 0,30,80 (default: a few of those there are).")
-    ] = None,
+    epochs: Annotated[str | None, typer.Option(help="Which snapshots, as 0,30,80 (default: a few of them).")] = None,
     out: Annotated[Path | None, typer.Option(help="Folder for the pictures (default: RUN/pictures).")] = None,
     points: Annotated[int, typer.Option(min=10, help="Training images on a map, at most.")] = 1000,
-    data: Annotated[str | None, typer.Option(help="Where the run's data set lies now.")] = None,
-    device: Annotated[str, typer.Option(help="Where to embed: auto, cpu, cuda.")] = "auto",
+    data: MovedDataOption = None,
+    device: DeviceOption = "auto",
 ) -> None:
-    """Draw a run's proxies: maps and cosines with training images over epochs, scores, class hardness, outliers.
+    """Draw the proxies of a run: maps and cosines with training images over epochs, scores, hardness, outliers.
 
-    Train with --snapshots 0,30,80 to have several epochs, and with --evaluate-every 1 for the curve of scores.
+    Train with --snapshots 0,30,80 to see several epochs, and with --evaluate-every 1 for the curve of scores.
     """
-    from nearkin.errors import NearkinError
     from nearkin.studies.proxies import draw_run
 
     try:
         wanted = None if epochs is None else [int(part) for part in epochs.split(",")]
     except ValueError:
-        raise NearkinError(f"Epochs are whole numbers with commas between, as 0,30,80, not {epochs!r}.") from None
-    reporter = Reporter(Console(stderr=True))
+        raise NearkinError(f"--epochs takes whole numbers separated by commas, as 0,30,80, not {epochs!r}.") from None
+    reporter = progress_reporter()
     written = draw_run(
         run, out=out, baseline=baseline, epochs=wanted, points=points, data=data, device=device, reporter=reporter
     )
@@ -102,63 +80,61 @@ def proxies(
         print(path)
 
 
+@app.command()
 def geometry(
-    runs: Annotated[list[Path], typer.Argument(help="Folders of finished runs.")],
-    data: Annotated[
-        str | None, typer.Option(help="Another data set to test on, or where the run's own lies now.")
-    ] = None,
-    device: Annotated[str, typer.Option(help="Where to embed: auto, cpu, cuda.")] = "auto",
+    runs: RunsArgument,
+    data: TestDataOption = None,
+    device: DeviceOption = "auto",
 ) -> None:
-    """Measure how test classes lie: covering radius and distance between classes, before and after training.
+    """Measure the geometry of the test classes, before and after training: covering radius, distance between classes.
 
-    Of a run with ccp also the steps of its sub-problems, with their histogram as sub_problems.png in its folder.
+    For a run with ccp, also draw a histogram of the steps per sub-problem: sub_problems.png in its folder.
     """
-    from nearkin.console import terminal_table
     from nearkin.studies.geometry import draw_sub_problems, geometry_rows, sub_problems
 
-    reporter = Reporter(Console(stderr=True))
+    reporter = progress_reporter()
     header, cells = geometry_rows(runs, data=data, device=device, reporter=reporter)
-    Console().print(terminal_table(header, cells, title="Unseen classes"))
+    Console().print(PrintedTable("Unseen classes", header, cells))
     for run in runs:
         if lengths := sub_problems(run):
             print(draw_sub_problems(lengths, run / "sub_problems.png"))
 
 
+@app.command()
 def ccp_demo(
     out: Annotated[Path, typer.Option(help="The picture to write, .png or .svg.")] = Path("ccp_digits.png"),
     seed: Annotated[int, typer.Option(help="Seed of network, proxies and batches.")] = 0,
 ) -> None:
-    """Show what CCP does to proxies: digits in two dimensions, trained in one go and in sub-problems (a minute)."""
-    from nearkin.console import terminal_table
+    """Show what CCP does to proxies: digits in two dimensions, trained with and without sub-problems (one minute)."""
     from nearkin.studies.digits import digits_demo
 
-    outcomes = digits_demo(out, seed=seed, reporter=Reporter(Console(stderr=True)))
+    outcomes = digits_demo(out, seed=seed, reporter=progress_reporter())
     header = ["", *outcomes[0].numbers]
     cells = [[o.name, *(f"{v:.2f}" if v > 10 else f"{v:.4f}" for v in o.numbers.values())] for o in outcomes]
-    Console().print(terminal_table(header, cells, title="Digits that were not trained on"))
+    Console().print(PrintedTable("Digits not trained on", header, cells))
     for outcome in outcomes:
-        apart = ", ".join(f"{spread:.4f}" for spread in outcome.spreads)
-        print(f"{outcome.name}: a proxy spread of {apart} at the end.")
+        spreads = ", ".join(f"{spread:.4f}" for spread in outcome.spreads)
+        print(f"{outcome.name}: final proxy spread {spreads}.")
     print(f"Picture: {out}")
 
 
+@app.command()
 def uncertainty(
     run: Annotated[Path, typer.Argument(help="Folder of a run with vcpa.")],
     out: Annotated[Path | None, typer.Option(help="Folder for table and pictures (default: RUN/uncertainty).")] = None,
     points: Annotated[int, typer.Option(min=10, help="Training images on the t-SNE map, at most.")] = 1500,
-    data: Annotated[str | None, typer.Option(help="Where the run's data set lies now.")] = None,
-    device: Annotated[str, typer.Option(help="Where to embed: auto, cpu, cuda.")] = "auto",
+    data: MovedDataOption = None,
+    device: DeviceOption = "auto",
 ) -> None:
-    """Show how certain a run is of its training classes, and which of them lie closest and farthest.
+    """Show how certain a run is of its training classes, and which of them are closest and farthest apart.
 
     Writes a table of all classes, sheets of the most and least certain ones and of pairs, and a map with circles.
     """
-    from nearkin.console import terminal_table
     from nearkin.studies.uncertainty import class_rows, write_uncertainty
 
-    reporter = Reporter(Console(stderr=True))
+    reporter = progress_reporter()
     found, written = write_uncertainty(run, out=out, points=points, data=data, device=device, reporter=reporter)
-    Console().print(terminal_table(*class_rows(found), title="Training classes, the most certain and the least"))
+    Console().print(PrintedTable("Training classes, most and least certain", *class_rows(found)))
     print(f"Pearson's correlation of uncertainty and median similarity: {found.correlation:.2f}")
     for path in written:
         print(path)

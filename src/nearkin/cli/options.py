@@ -1,0 +1,59 @@
+"""Arguments and flags that several commands share; the fields of Plan as flags."""
+
+import dataclasses
+import inspect
+from pathlib import Path
+from typing import Annotated, Any, get_origin, get_type_hints
+
+import typer
+from rich.console import Console
+
+from nearkin.console import Reporter
+from nearkin.data.datasets import DATASETS
+from nearkin.networks.backbones import natural_plan
+from nearkin.training.plan import Plan
+
+DATASET_NAMES = ", ".join(f"{name}:PATH" if reader.path else name for name, reader in DATASETS.items())
+
+RunArgument = Annotated[Path, typer.Argument(help="Folder of a run.")]
+RunsArgument = Annotated[list[Path], typer.Argument(help="Folders of finished runs.")]
+IndexArgument = Annotated[str, typer.Argument(help="An index: its folder, postgresql://… or qdrant://…")]
+DeviceOption = Annotated[str, typer.Option(help="Device to compute on: auto, cpu, cuda.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+TestDataOption = Annotated[
+    str | None, typer.Option(help="Another data set to test on, or the new location of the run's own.")
+]
+MovedDataOption = Annotated[str | None, typer.Option(help="New location of the run's data set, if it was moved.")]
+MovedRunOption = Annotated[Path | None, typer.Option(help="Folder of the run that made the index, if it was moved.")]
+
+
+def progress_reporter() -> Reporter:
+    """Progress on standard error, so that standard output holds only results."""
+    return Reporter(Console(stderr=True))
+
+
+def with_plan_flags(command: Any) -> Any:
+    """Give a command that takes `**settings` one flag per field of Plan; a flag that was not set is None."""
+    signature = inspect.signature(command)
+    parameters = [p for p in signature.parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
+    command.__signature__ = signature.replace(parameters=[*parameters, *_plan_flags()])
+    command.__annotations__ = {p.name: p.annotation for p in command.__signature__.parameters.values()}
+    return command
+
+
+def _plan_flags() -> list[inspect.Parameter]:
+    hints, of_backbone = get_type_hints(Plan), natural_plan(Plan.backbone)
+    flags = []
+    for field in dataclasses.fields(Plan):
+        shown = ",".join(field.default) if isinstance(field.default, tuple) else str(field.default)
+        shown += f"; {Plan.backbone}: {of_backbone[field.name]}" if field.name in of_backbone else ""
+        option = typer.Option(help=field.metadata["help"], show_default=shown or "empty")
+        hint = str if get_origin(hints[field.name]) is tuple else hints[field.name]
+        annotation = Annotated[hint | None, option]  # type: ignore[valid-type]
+        flags.append(inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation))
+    return flags
+
+
+def changed_settings(settings: dict[str, Any]) -> dict[str, Any]:
+    """The plan flags that were set; those left out keep the default of plan or backbone."""
+    return {name: value for name, value in settings.items() if value is not None}

@@ -1,0 +1,198 @@
+"""Commands for data sets, methods, and training and measuring one model."""
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from nearkin.cli.options import (
+    DATASET_NAMES,
+    DeviceOption,
+    JsonOption,
+    RunArgument,
+    TestDataOption,
+    changed_settings,
+    progress_reporter,
+    with_plan_flags,
+)
+from nearkin.console import PrintedTable, Reporter, score_cells
+from nearkin.errors import NearkinError
+from nearkin.files import read_json
+from nearkin.training.run_folder import CHOSEN, RunFolder
+
+app = typer.Typer()
+methods_app = typer.Typer(help="List the methods, or show what the paper of one says.", invoke_without_command=True)
+app.add_typer(methods_app, name="methods")
+
+
+@app.command()
+@with_plan_flags
+def train(
+    *,
+    out: Annotated[Path | None, typer.Option(help="Folder of the run (default: a new one below runs/).")] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Resume the run in --out exactly where it was interrupted.")
+    ] = False,
+    **settings: Any,
+) -> None:
+    """Train a model and measure it on unseen classes; without options, on the embedded glyphs."""
+    from nearkin.report.sheets import neighbour_sheet
+    from nearkin.training.launch import train as run_training
+    from nearkin.training.measure_run import embed_test
+
+    reporter = Reporter(Console())
+    run = run_training(out=out, resume=resume, reporter=reporter, **changed_settings(settings))
+    _show_result(run)
+    device = read_json(run.config)["plan"]["device"]
+    embedded = embed_test(run.path, device=device, reporter=reporter)
+    picture = neighbour_sheet(embedded, run.path / "neighbours.png")
+    print(f"Nearest neighbours of test images: {picture}")
+
+
+def _show_result(run: RunFolder) -> None:
+    result = read_json(run.result)
+    rows = {"before training": result["before"], read_json(run.config)["plan"]["method"]: result["scores"]}
+    console = Console()
+    console.print(PrintedTable("Unseen classes, percent", *score_cells(rows)))
+    speed = result["images_per_second"]
+    timing = f"{speed:,.0f} images/s" if speed else "no whole epoch was timed"
+    queries = _queries(result["queries"], result["left_out"])
+    console.print(f"{queries}; kept: {_kept(result['select'])}; {result['seconds']:.0f} s, {timing}.", highlight=False)
+    console.print(f"Run folder: {escape(str(run.path))}", highlight=False)
+
+
+def _queries(count: int, left_out: int) -> str:
+    return f"{count} queries" + (f", {left_out} left out because their class has no other image" if left_out else "")
+
+
+def _kept(select: str) -> str:
+    return CHOSEN[select] + (", as requested: not comparable with honest scores" if select == "test" else "")
+
+
+@app.command("eval")
+def evaluate(
+    run: RunArgument,
+    data: TestDataOption = None,
+    metrics: Annotated[
+        str | None, typer.Option(help="Metrics, separated by commas (default: those of the run).")
+    ] = None,
+    as_json: JsonOption = False,
+    device: DeviceOption = "auto",
+) -> None:
+    """Measure the model of a run on the test classes."""
+    from nearkin.training.measure_run import measure_run
+
+    names = tuple(metrics.replace(" ", "").split(",")) if metrics else None
+    reporter = Reporter(None if as_json else Console())
+    scores = measure_run(run, data=data, metrics=names, device=device, reporter=reporter)
+    select = read_json(RunFolder(run).config)["plan"]["select"]
+    if as_json:
+        found = {"scores": scores, "queries": scores.queries, "left_out": scores.left_out, "select": select}
+        print(json.dumps(found))
+        return
+    Console().print(PrintedTable("Unseen classes, percent", *score_cells({str(run): scores})))
+    print(f"{_queries(scores.queries, scores.left_out)}; kept: {_kept(select)}.")
+
+
+@app.command()
+@with_plan_flags
+def cv(
+    *,
+    repeats: Annotated[
+        int | None, typer.Option(help="Number of repeats, with consecutive seeds (default: 1, or as before).")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder of the models (default: a new one below runs/).")] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Continue what is in --out; --repeats may be larger than before.")
+    ] = False,
+    **settings: Any,
+) -> None:
+    """Cross-validate over classes: four models (--folds), each choosing its epoch on the quarter it holds out.
+
+    All are tested on unseen classes, one by one and with their embeddings concatenated. nearkin eval OUT measures both
+    again. Every command that takes the folder of a run accepts OUT as one model.
+    """
+    from nearkin.training.cross_validation import cross_validate, score_rows
+
+    done = cross_validate(
+        out=out, repeats=repeats, resume=resume, reporter=progress_reporter(), **changed_settings(settings)
+    )
+    console = Console()
+    console.print(PrintedTable("Unseen classes, percent", *score_rows(done)))
+    spread = f"; ± is the standard error over {len(done.runs)} repeats" if len(done.runs) > 1 else ""
+    console.print(f"{done.steps.mean:,.0f} steps per model{spread}.", highlight=False)
+    console.print(f"Folder: {done.runs[0].path}", highlight=False, markup=False)
+
+
+@app.command()
+def export(
+    run: RunArgument,
+    out: Annotated[Path, typer.Option("--out", "-o", help="The file: .onnx, or .pt2 for torch.export.")],
+    images: Annotated[
+        list[Path] | None,
+        typer.Option(help="An image for the check; repeatable (default: the photographs in scikit-learn)."),
+    ] = None,
+) -> None:
+    """Write the model of a run as ONNX or as a torch.export program, and check the file on real images."""
+    from nearkin.data.images import counted
+    from nearkin.training.export import TOLERANCE
+    from nearkin.training.export import export as write
+
+    done = write(run, out, images=images or ())
+    print(f"{done.path}: images {done.about['input']['shape']} to embeddings {done.about['output']['shape']}.")
+    on = counted(done.images, "image", "images")
+    print(f"Largest difference from PyTorch on {on}: {done.difference:.1e} (allowed: {TOLERANCE:.0e}).")
+
+
+@app.command()
+def data(
+    name: Annotated[str | None, typer.Argument(help=f"One of {DATASET_NAMES} (none: list them).")] = None,
+    out: Annotated[Path, typer.Option(help="File for the contact sheet (PNG).")] = Path("contact_sheet.png"),
+    halves: Annotated[str, typer.Option(help="Which half of the classes to train on: first or swapped.")] = "first",
+) -> None:
+    """Describe a data set: counts, splits, unreadable images, and a contact sheet."""
+    from nearkin.data.datasets import DATASETS, Part, describe, load_dataset
+    from nearkin.data.pixels.open import unreadable
+    from nearkin.report.sheets import class_sheet
+
+    console = Console()
+    if name is None:
+        rows = [[each, reader.help] for each, reader in DATASETS.items()]
+        console.print(PrintedTable("", ["data set", "what it is"], rows, text=True))
+        return
+    if out.suffix.lower() not in (".png", ".jpg", ".jpeg"):
+        raise NearkinError(f"--out must be a .png or .jpg file, not {out.name!r}.")
+    with Reporter(console).bar("reading") as progress:
+        dataset = load_dataset(name, halves=halves, progress=progress)  # type: ignore[arg-type]
+    cells = [
+        [p.part, f"{p.images:,}", f"{p.classes:,}", str(p.fewest), f"{p.median:g}", str(p.most)]
+        for p in describe(dataset)
+    ]
+    console.print(PrintedTable(f"{dataset.name} (last three: images per class)", list(Part._fields), cells))
+    with Reporter(console).bar("reading every image") as progress:
+        broken = unreadable(dataset, progress=progress)
+    for sentence in (*dataset.notes, *broken):
+        console.print(sentence, highlight=False, markup=False, soft_wrap=True)
+    class_sheet(dataset.train, title=f"{name}: training classes").save(out)
+    print(f"Contact sheet: {out}")
+
+
+@methods_app.callback()
+def methods(context: typer.Context) -> None:
+    """List the methods, one line each."""
+    if context.invoked_subcommand is None:
+        from nearkin.methods.catalogue import method_rows
+
+        Console().print(PrintedTable("", ["method", "kind", "what it does"], method_rows(), text=True))
+        print("\nnearkin methods show NAME prints equations, settings and departures.")
+
+
+@methods_app.command("show")
+def show_method(name: Annotated[str, typer.Argument(help="Name of a method.")]) -> None:
+    """Print the header of a method: citation, equations, symbols, settings, departures."""
+    from nearkin.methods.catalogue import method_page
+
+    print(method_page(name))
