@@ -1,6 +1,6 @@
 """Memory of SoftTriple and resuming a memory, beside pytorch-metric-learning (PML), in one run.
 
-    python benchmarks/against_pml.py                           # Stanford-Online-Products size; needs about 6 GB
+    python benchmarks/against_pml.py                           # Stanford-Online-Products size; needs about 8 GB
     python benchmarks/against_pml.py --classes 300 --out FILE.json
 
 1. SoftTriple with its regulariser: the peak memory of building the loss and taking one step (forward and backward),

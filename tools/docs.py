@@ -11,12 +11,13 @@ from nearkin.console import markdown_table, score_cells
 from nearkin.data.datasets import DATASETS
 from nearkin.data.pixels.views import AUGMENTS
 from nearkin.files import read_json, short_commit
-from nearkin.methods.catalogue import citation, kind, method_page
+from nearkin.methods.catalogue import citation, kind, method_page, method_rows
 from nearkin.methods.losses import LOSSES
 from nearkin.methods.strategies import STRATEGIES
 from nearkin.networks.backbones import BACKBONES
 from nearkin.spec import Call, resolve_options
 from tools.gradients import draw
+from tools.pml_table import pml_table
 
 DEMO = Path("benchmarks/results/demo.json")
 PICTURES = Path("docs/pictures/gradients")
@@ -28,8 +29,23 @@ def fill(text: str, name: str, content: str) -> str:
     return pattern.sub(lambda m: f"{m[1]}{content}\n{m[2]}", text)
 
 
+def first_sentence(text: str) -> str:
+    """The text up to and including its first full stop or question mark."""
+    return re.split(r"(?<=[.?])\s", text, maxsplit=1)[0]
+
+
+def methods_list() -> str:
+    """Every method with its kind and what it does, for the README."""
+    rows = sorted(method_rows(), key=lambda row: (row[1], row[0]))
+    return markdown_table(
+        ["method", "kind", "what it does"],
+        [[f"`{name}`", what, first_sentence(text)] for name, what, text in rows],
+        text=True,
+    )
+
+
 def methods_table() -> str:
-    """Every method with its kind and paper."""
+    """Every method with its kind and paper, for docs/methods.md."""
     entries = sorted({**LOSSES, **STRATEGIES}.items(), key=lambda item: (kind(item[1]), item[0]))
     return markdown_table(
         ["method", "kind", "paper"], [[f"`{n}`", kind(e), citation(e)] for n, e in entries], text=True
@@ -82,6 +98,7 @@ def methods_page() -> str:
         "# Methods",
         "Generated from the headers of the files beside the papers by `python -m nearkin.report.docs`. The picture "
         "of a loss shows how hard it pulls a positive at similarity s⁺ and pushes a negative at s⁻ to one sample.",
+        methods_table(),
     ]
     for name in sorted({**LOSSES, **STRATEGIES}):
         parts.append(f"## {name}")
@@ -93,7 +110,8 @@ def methods_page() -> str:
 
 def readme(text: str, root: Path) -> str:
     """README.md with its generated parts made anew."""
-    return fill(fill(text, "methods", methods_table()), "demo", demo_table(root))
+    text = fill(fill(text, "methods", methods_list()), "demo", demo_table(root))
+    return fill(text, "pml", pml_table(root))
 
 
 def main(root: Path) -> None:

@@ -1,4 +1,4 @@
-"""What the README shows works, and what it prints is generated."""
+"""The commands and code of the README run, and its tables are up to date."""
 
 import re
 import shlex
@@ -33,7 +33,7 @@ QUICK = ["--epochs", "1", "--batch", "12", "--size", "32", "--device", "cpu"]
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A folder with photos/, one folder a class."""
+    """Make a folder photos/ with one folder per class."""
     place = tmp_path_factory.mktemp("readme")
     rng = torch.Generator().manual_seed(0)
     for label in range(8):
@@ -45,7 +45,7 @@ def folder(tmp_path_factory):
 
 
 def expand(word: str, cwd: Path) -> list[str]:
-    """As a shell does with a star."""
+    """Expand a star as a shell does."""
     return sorted(str(p.relative_to(cwd)) for p in cwd.glob(word)) if "*" in word else [word]
 
 
@@ -56,9 +56,10 @@ def run(words: list[str], cwd: Path) -> str:
 
 
 def test_there_are_commands_to_run():
-    assert [" ".join(c.split()[:2]) for c in COMMANDS] == [
+    assert [" ".join(c.split()[:2]) for c in COMMANDS if not c.startswith("python -m pip ")] == [
         *("make demo", "make test"),
         *("nearkin data", "nearkin train", "nearkin eval"),
+        *("nearkin train", "nearkin report"),
         *("nearkin index", "nearkin search", "nearkin serve"),
     ]
 
@@ -70,6 +71,7 @@ def test_the_commands_on_your_own_images_run_in_order(folder):
             run(words + (QUICK if words[1] == "train" else []), folder)
     assert (folder / "photos.png").exists()
     assert (folder / "runs" / "photos" / "result.json").exists()
+    assert (folder / "compare.html").exists()
     assert (folder / "found.html").exists()
 
 
@@ -88,10 +90,22 @@ def test_the_python_lines_run(folder, monkeypatch):
     if not Path("runs/demo").exists():
         nk.train(data="glyphs(classes=48, samples=6)", epochs=1, batch=24, device="cpu", out="runs/demo")
     block = re.search(r"```python\n(.*?)```", README, re.DOTALL)[1]
-    names = {"embeddings": torch.randn(40, 512), "labels": torch.arange(40) % 10}
+    paths = ["photos/class0/0.png", "photos/class1/0.png"]
+    names = {"embeddings": torch.randn(40, 512), "labels": torch.arange(40) % 10, "paths": paths}
     exec(block, names)
     assert names["loss"].ndim == 0
+    assert len(names["vectors"]) == 2
     assert set(names["scores"]) == {"R@1", "MAP@R"}
+
+
+def test_both_libraries_compute_the_same_values_in_the_comparison():
+    record = {
+        name: read_json(ROOT / "benchmarks" / "results" / f"{name}.json") for name in ("evaluate_speed", "against_pml")
+    }
+    triple, evaluation = record["against_pml"]["soft_triple"], record["evaluate_speed"]
+    assert triple["ours"]["loss"] == pytest.approx(triple["pml"]["loss"], rel=1e-5)
+    for metric, score in evaluation["pml"]["scores"].items():
+        assert score == pytest.approx(evaluation["ours"]["scores"][metric], abs=0.01)
 
 
 @pytest.mark.parametrize(
