@@ -23,7 +23,7 @@ from nearkin.search.calibrate import apply, calibrate, choose, pairs
 from nearkin.search.index import open_index
 from nearkin.search.query import search_images, threshold_of
 from nearkin.serve import make_app
-from nearkin.space import SPACES
+from nearkin.space import Space
 
 GLYPHS = "glyphs(classes=48, samples=6)"
 
@@ -65,7 +65,7 @@ def test_a_handful_of_pairs_is_no_evidence():
     assert found.similarity == s[19]
 
 
-@pytest.mark.parametrize("space", SPACES)
+@pytest.mark.parametrize("space", Space)
 def test_pairs_are_all_pairs_once(space):
     x, labels = torch.randn(7, 3), torch.tensor([0, 1, 0, 2, 1, 0, 2])
     s, kin = pairs(x, labels, space)
@@ -321,6 +321,6 @@ def test_embed_and_calibrate_print_what_they_did(made, monkeypatch, capsys, tmp_
     run = make_run(tmp_path / "run")
     code, out, _ = command(monkeypatch, capsys, "calibrate", run, "--data", f"folder:{made / 'strangers'}")
     assert code == 0
-    assert "Same class from a similarity of" in out
+    assert "Same class above a similarity of" in out
     assert "6 classes, 30 images" in out
     assert read_json(run / "threshold.json")["precision"] == 0.95

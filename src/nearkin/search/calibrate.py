@@ -19,8 +19,8 @@ from nearkin.data.images import Images
 from nearkin.data.splits import sample_fraction
 from nearkin.errors import NearkinError
 from nearkin.files import Json, provenance, write_json
-from nearkin.space import Space, pairwise, project
-from nearkin.training.measure_run import open_images
+from nearkin.space import Space
+from nearkin.training.images import open_images
 from nearkin.training.model import Model, load
 
 MOST = 4000  # images: eight million pairs
@@ -62,9 +62,9 @@ def apply(s: Floats, kin: Mask, similarity: float) -> Operating:
 
 def pairs(x: Tensor, labels: Tensor, space: Space) -> tuple[Floats, Mask]:
     """Similarity of every pair of embeddings, and whether the two are of one class."""
-    points = project(x.float(), space).cpu()
+    points = space.project(x.float()).cpu()
     upper = np.triu_indices(len(points), k=1)
-    return pairwise(points, points, space).numpy()[upper], (labels[:, None] == labels).cpu().numpy()[upper]
+    return space.pairwise(points, points).numpy()[upper], (labels[:, None] == labels).cpu().numpy()[upper]
 
 
 def calibrate(
@@ -110,7 +110,7 @@ def calibrate(
 
 def _unseen(model: Model, data: str | None) -> tuple[Images, str]:
     """Images of classes that were not trained on, and what they are in words."""
-    from nearkin.training.loop import training_images
+    from nearkin.training.images import training_images
 
     plan = model.plan
     dataset = load_dataset(data or plan.data, halves=plan.halves)

@@ -20,7 +20,7 @@ from nearkin.data.pixels.tiles import Packed
 from nearkin.errors import NearkinError
 from nearkin.files import whole_file
 from nearkin.search.index import Index, create_index, open_index
-from nearkin.search.index.base import Floats
+from nearkin.search.index.base import MANIFEST, Floats
 from nearkin.training.model import Model, fingerprint
 
 CHUNK = 512  # images between two commits: what a kill can cost
@@ -131,7 +131,7 @@ def _part(out: Path) -> Path:
 def _work(out: Path, run: Path, model: Model) -> Index:
     """The unfinished work of an earlier call, if it was done by this model, or a new beginning."""
     part = _part(out)
-    if (part / "index.json").exists():
+    if (part / MANIFEST).exists():
         index = open_index(part)
         if index.meta["fingerprint"] == fingerprint(run):
             return index

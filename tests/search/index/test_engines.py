@@ -2,20 +2,24 @@
 
 import sys
 import threading
+import tomllib
 from collections.abc import Iterator
+from pathlib import Path
+from typing import get_args, get_type_hints
 
 import numpy as np
 import pytest
 from made import make_images, make_run
 
+from nearkin.cli.search import index as index_command
 from nearkin.data.image_files import gather
 from nearkin.errors import NearkinError
 from nearkin.search.build import index_images
-from nearkin.search.index import create_index, open_index
+from nearkin.search.index import ENGINES, KINDS, Index, create_index, open_index
 from nearkin.search.index.base import NoIndex
-from nearkin.search.index.engines import without_password
+from nearkin.search.index.engines import engine_of, store_addresses, without_password
 from nearkin.search.query import model_of, search_images
-from nearkin.space import SPACES
+from nearkin.space import Space
 
 pytest.importorskip("psycopg")
 pytest.importorskip("qdrant_client")
@@ -70,7 +74,7 @@ def same(found, expected) -> None:
     np.testing.assert_allclose(*sides, atol=2e-6)
 
 
-@pytest.mark.parametrize("space", SPACES)
+@pytest.mark.parametrize("space", Space)
 def test_a_store_finds_what_the_folder_finds(place, tmp_path, space):
     store, folder = both(place, tmp_path, space=space)
     queries = made(8, seed=1)[0]
@@ -141,7 +145,7 @@ def test_many_threads_may_search(place, tmp_path):
 def test_what_is_wrong_is_a_sentence(place):
     with pytest.raises(NoIndex, match="no index"):
         open_index(place("none"))
-    with pytest.raises(NearkinError, match="no IVF-PQ"):
+    with pytest.raises(NearkinError, match="cannot be ivfpq: choose exact or hnsw"):
         create_index(place("x"), dim=DIM, space="cosine", kind="ivfpq")
     create_index(place("one"), dim=DIM, space="cosine").close()
     with pytest.raises(NearkinError, match="already"):
@@ -289,15 +293,33 @@ def test_a_store_that_cannot_be_reached_is_a_sentence(url, words):
         open_index(url)
 
 
-@pytest.mark.parametrize(
-    ("url", "module", "package", "extra"),
-    [
-        ("postgresql:///db", "nearkin.search.index.postgres", "psycopg", "pg"),
-        ("qdrant://h:1/c", "nearkin.search.index.qdrant", "qdrant_client", "qdrant"),
-    ],
-)
-def test_without_the_client_a_sentence_says_how_to_get_it(monkeypatch, url, module, package, extra):
-    monkeypatch.delitem(sys.modules, module, raising=False)
+# The table.
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_every_engine_has_an_index_class_and_kinds(name):
+    engine = ENGINES[name]
+    assert issubclass(engine.load(), Index)
+    assert set(engine.kinds) <= set(KINDS)
+    assert all(engine_of(f"{scheme}://x/y") is engine for scheme in engine.schemes)
+
+
+def test_help_names_every_store_and_kind():
+    help_texts = [option.help for option in get_type_hints(index_command, include_extras=True)["store"].__metadata__]
+    assert store_addresses() in help_texts[0]
+    kinds = get_args(get_args(get_type_hints(index_command)["kind"])[0])
+    assert kinds == KINDS == ENGINES["folder"].kinds
+
+
+def test_extras_are_declared():
+    declared = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())["project"]
+    assert {engine.extra for engine in ENGINES.values() if engine.extra} <= set(declared["optional-dependencies"])
+
+
+@pytest.mark.parametrize(("url", "package"), [("postgresql:///db", "psycopg"), ("qdrant://h:1/c", "qdrant_client")])
+def test_without_the_client_an_error_says_how_to_install_it(monkeypatch, url, package):
+    engine = engine_of(url)
+    monkeypatch.delitem(sys.modules, f"nearkin.search.index.{engine.module}", raising=False)
     monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(NearkinError, match=rf"pip install 'nearkin\[{extra}\]'"):
+    with pytest.raises(NearkinError, match=rf"pip install 'nearkin\[{engine.extra}\]'"):
         open_index(url)

@@ -19,7 +19,7 @@ from nearkin.search.index import Hit, Index, create_index, open_index
 from nearkin.search.index import exact as exact_search
 from nearkin.search.index.base import points
 from nearkin.search.query import model_of
-from nearkin.space import SPACES
+from nearkin.space import Space
 
 DIM = 6
 
@@ -68,7 +68,7 @@ def same(found: list[list[Hit]], expected: list[list[Hit]]) -> None:
 # Finding.
 
 
-@pytest.mark.parametrize("space", SPACES)
+@pytest.mark.parametrize("space", Space)
 def test_a_search_finds_what_naive_loops_find(tmp_path, space):
     index = filled(tmp_path / "i", space=space)
     queries = made(9, seed=1)[0]
@@ -141,7 +141,7 @@ def test_nothing_finds_nothing(tmp_path):
         (lambda i: create_index(i.folder, dim=6, space="cosine"), "already"),
         (lambda i: create_index(i.folder.parent / "x", dim=6, space="cosin"), "Did you mean 'cosine'"),
         (lambda i: create_index(i.folder.parent / "x", dim=6, space="cosine", kind="hnws"), "Did you mean 'hnsw'"),
-        (lambda i: create_index(i.folder.parent, dim=6, space="cosine"), "no index: choose a new folder"),
+        (lambda i: create_index(i.folder.parent, dim=6, space="cosine"), "not an index: choose a new folder"),
         (lambda _: create_index("mysql://here", dim=6, space="cosine"), "no store mysql"),
         (lambda i: open_index(i.folder.parent / "x"), "There is no index"),
     ],
@@ -295,9 +295,9 @@ def test_searches_go_on_while_another_thread_writes(tmp_path):
 KILLING = """
 import os, random, signal, sys, time
 import numpy as np
-from nearkin.index import create_index, embedded, open_index
+from nearkin.search.index import create_index, folder as folder_index, open_index
 
-embedded.LEAST = 1  # a graph from the first item on
+folder_index.LEAST = 1  # a graph from the first item on
 if sys.argv[4] != "exact":
     import faiss  # before the forks: it takes longer than most of them live
 
@@ -500,7 +500,7 @@ BESIDE_TORCH = """
 import json, sys
 import faiss
 import numpy as np
-from nearkin.index import create_index, open_index
+from nearkin.search.index import create_index, open_index
 
 if sys.argv[2] == "replaced":
     import faiss.contrib.torch_utils  # as pytorch-metric-learning does

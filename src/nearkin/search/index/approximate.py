@@ -109,14 +109,14 @@ def make_graph(kind: Kind, rows: Rows, *, space: Space, old: Graph | None = None
 
 def _empty(faiss: Any, kind: Kind, vectors: Floats, space: Space) -> Any:
     count, dim = vectors.shape
-    metric = faiss.METRIC_INNER_PRODUCT if space == "inner" else faiss.METRIC_L2  # on a sphere both say the same
+    metric = faiss.METRIC_L2 if space.is_monotone_in_distance else faiss.METRIC_INNER_PRODUCT
     if kind == "hnsw":
         index = faiss.IndexHNSWFlat(dim, LINKS, metric)
         index.hnsw.efConstruction = BUILD_EFFORT
         return index
     lists = max(1, min(round(4 * count**0.5), count // 39))
     codes = max(c for c in range(1, max(1, dim // 4) + 1) if dim % c == 0)
-    coarse = faiss.IndexFlatIP(dim) if space == "inner" else faiss.IndexFlatL2(dim)
+    coarse = faiss.IndexFlatL2(dim) if space.is_monotone_in_distance else faiss.IndexFlatIP(dim)
     index = faiss.IndexIVFPQ(coarse, dim, lists, codes, 8, metric)
     index.cp.min_points_per_centroid = index.pq.cp.min_points_per_centroid = 1  # it would print its wishes
     sample = np.random.default_rng(0).permutation(count)[: max(100_000, 64 * lists)]

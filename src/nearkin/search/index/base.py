@@ -1,6 +1,6 @@
-"""The face of every index: what goes in, what comes out, and what is refused."""
-# MERGED: How much of the truth an approximate index finds.
+"""The interface of every index: how one is created, opened, filled and searched, and how its recall is measured."""
 
+import os
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -12,13 +12,18 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 
 from nearkin.errors import NearkinError
-from nearkin.space import Space, check_space, project
+from nearkin.files import read_json, write_json
+from nearkin.search.index.engines import engine_of, is_url, store_addresses, without_password
+from nearkin.space import Space
 from nearkin.spec import nearest
+from nearkin.training.model import fingerprint
 
 Floats = NDArray[np.float32]
 Kind = Literal["exact", "hnsw", "ivfpq"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 Meta = dict[str, Any]
+MANIFEST = "index.json"  # of an index in a folder
+POINTER = "store.json"  # of an index in a store: its URL
 
 
 class NoIndex(NearkinError):  # noqa: N818 (there is none, and that need not be wrong)
@@ -64,7 +69,7 @@ class Index(ABC):
     def __init__(self, meta: Meta) -> None:
         self.meta = meta  # dim, space, kind, run, fingerprint, created, recall, threshold, …
         self.dim: int = meta["dim"]
-        self.space: Space = check_space(meta["space"])
+        self.space = Space(meta["space"])
         self.kind: Kind = check_kind(meta["kind"])
 
     @property
@@ -133,8 +138,6 @@ class Index(ABC):
 
         The index itself needs no saving: every add and every remove is kept when it returns.
         """
-        from nearkin.search.index.engines import create_index
-
         ids, paths, labels = self.items()
         stamps = self.stamps()
         copy = create_index(where, dim=self.dim, space=self.space, kind=kind or self.kind, store=store)
@@ -146,8 +149,6 @@ class Index(ABC):
     @staticmethod
     def load(where: str | Path, *, store: str | None = None) -> "Index":
         """The index that is there: `open_index`."""
-        from nearkin.search.index.engines import open_index
-
         return open_index(where, store=store)
 
     def __enter__(self) -> "Index":
@@ -234,25 +235,91 @@ def points(embeddings: ArrayLike, *, dim: int, space: Space) -> Floats:
     if not np.isfinite(v).all():
         row = int((~np.isfinite(v)).any(1).argmax())
         raise NearkinError(f"Embedding {row} is not finite: the model that made it is broken.")
-    projected: Floats = project(torch.from_numpy(np.array(v, order="C")), space).numpy()
+    projected: Floats = space.project(torch.from_numpy(np.array(v, order="C"))).numpy()
     return projected
 
 
-def new_meta(*, dim: int, space: str, kind: str, run: Path | None, fingerprint: str | None) -> Meta:
-    """What an index says about itself when it is new."""
+def create_index(
+    where: str | Path,
+    *,
+    dim: int,
+    space: str,
+    kind: str = "exact",
+    run: str | Path | None = None,
+    store: str | None = None,
+) -> Index:
+    """Create an empty index in a folder or a store. `run` is the folder of the run whose model makes the embeddings.
+
+    With both a folder and a store, the store holds the items, and the folder the store's URL without its password.
+    """
+    _check_store(store)
     if dim < 1:
         raise NearkinError(f"An embedding has at least one dimension, not {dim}.")
-    return {
+    run = None if run is None else Path(os.path.abspath(run))
+    meta: Meta = {
         "dim": dim,
-        "space": check_space(space),
+        "space": Space(space).value,
         "kind": check_kind(kind),
         "run": None if run is None else str(run),
-        "fingerprint": fingerprint,
+        "fingerprint": None if run is None else fingerprint(run),
         "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "threshold": None,
         "recall": None,
         "effort": EFFORTS[0],
     }
+    folder = None if is_url(where) else _free(Path(where))
+    place = store or where
+    engine = engine_of(place)
+    if kind not in engine.kinds:
+        raise NearkinError(f"{engine.about} cannot be {kind}: choose {' or '.join(engine.kinds)}.")
+    index: Index = engine.load().create(place, meta)
+    if folder is not None and store is not None:
+        _write_pointer(folder, store)
+    return index
+
+
+def open_index(where: str | Path, *, store: str | None = None) -> Index:
+    """Open the index at `where`. With a store, a new folder is made to point to it, and an old one must do so."""
+    _check_store(store)
+    if is_url(where):
+        found: Index = engine_of(where).load()(where)
+        return found
+    folder = Path(where)
+    if store is not None and not _exists(folder):
+        index = open_index(store)
+        _write_pointer(_free(folder), store)
+        return index
+    if not (folder / POINTER).exists():
+        local: Index = engine_of(folder).load()(folder)
+        if store is not None:
+            raise NearkinError(f"The items of {folder} are in that folder itself: leave --store out.")
+        return local
+    known: str = read_json(folder / POINTER)["store"]
+    if store is not None and without_password(store) != known:
+        raise NearkinError(f"The items of {folder} are in {known}: leave --store out, or choose another folder.")
+    return open_index(store or known)
+
+
+def _exists(folder: Path) -> bool:
+    """Whether a folder holds an index, or the URL of one."""
+    return (folder / POINTER).exists() or (folder / MANIFEST).exists()
+
+
+def _check_store(store: str | None) -> None:
+    if store is not None and not is_url(store):
+        raise NearkinError(f"A store is named as {store_addresses()}, not {store!r}.")
+
+
+def _write_pointer(folder: Path, store: str) -> None:
+    write_json(folder / POINTER, {"store": without_password(store)})
+
+
+def _free(folder: Path) -> Path:
+    if _exists(folder):
+        raise NearkinError(f"There is an index in {folder} already: open it, or choose another place.")
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise NearkinError(f"{folder} exists already and is not an index: choose a new folder.")
+    return folder
 
 
 QUERIES = 200
@@ -264,12 +331,12 @@ SLACK = 1e-5  # stores round similarities differently, and equals may change pla
 class Truth(NamedTuple):
     """Items of the index as queries, and what an exact search finds for them, themselves left out."""
 
-    queries: "Floats"
+    queries: Floats
     ids: list[str]
-    hits: "list[list[Hit]]"
+    hits: list[list[Hit]]
 
 
-def find_truth(index: "Index", *, k: int = 10, queries: int = QUERIES) -> Truth:
+def find_truth(index: Index, *, k: int = 10, queries: int = QUERIES) -> Truth:
     """An exact search for some of the index's own items, always the same ones."""
     known = index.items().ids
     chosen = np.sort(np.random.default_rng(0).permutation(len(known))[:queries])
@@ -279,7 +346,7 @@ def find_truth(index: "Index", *, k: int = 10, queries: int = QUERIES) -> Truth:
     return Truth(vectors, ids, [_others(hits, own, k) for hits, own in zip(found, ids, strict=True)])
 
 
-def recall(index: "Index", truth: Truth) -> float:
+def recall(index: Index, truth: Truth) -> float:
     """The part of the true neighbours, or of items just as near, that the index finds."""
     k = len(truth.hits[0])
     found = index.search(truth.queries, k + 1)
@@ -290,5 +357,5 @@ def recall(index: "Index", truth: Truth) -> float:
     return float(np.mean(shares))
 
 
-def _others(hits: "list[Hit]", own: str, k: int) -> "list[Hit]":
+def _others(hits: list[Hit], own: str, k: int) -> list[Hit]:
     return [hit for hit in hits if hit.id != own][:k]

@@ -16,7 +16,6 @@ from nearkin.space import Space
 Ints = NDArray[np.int64]
 Mask = NDArray[np.bool_]
 
-BY_DISTANCE: tuple[Space, ...] = ("ball", "euclidean")
 QUERIES = 256  # that are compared at once: each time, all vectors come from memory
 SCORES = 2**19  # in a block: 2 MiB
 SPARE = 8  # more candidates than are asked for, since products in float32 may confuse neighbours in rank
@@ -52,7 +51,7 @@ def _nearest(vectors: Floats, queries: Floats, k: int, space: Space, rows: Ints 
         number = None if rows is None else rows[start : start + size]
         block = vectors[start : start + size] if number is None else vectors[number]
         scores = block @ queries.T  # this way round the product of a long and a short matrix is a quarter faster
-        if space in BY_DISTANCE:  # 1 − ‖x − v‖²/2 differs from x·v − ‖v‖²/2 by a constant of the query
+        if space.by_distance:  # 1 − ‖x − v‖²/2 differs from x·v − ‖v‖²/2 by a constant of the query
             scores -= np.einsum("nd,nd->n", block, block)[:, None] / 2
         place, query = _better(scores, best)
         if len(query):
@@ -94,7 +93,7 @@ def rescored(vectors: Floats, queries: Floats, found: Ints, *, space: Space) -> 
 
 
 def similarity(x: Floats, v: Floats, space: Space) -> NDArray[np.float64]:
-    """Similarities of points along their last dimension, as `similarity.pairwise` defines them, in float64."""
+    """Similarities of points along their last dimension, as `Space.rowwise` does, in float64."""
     a, b = x.astype(np.float64), v.astype(np.float64)
-    s: NDArray[np.float64] = 1 - np.square(a - b).sum(-1) / 2 if space in BY_DISTANCE else (a * b).sum(-1)
+    s: NDArray[np.float64] = 1 - np.square(a - b).sum(-1) / 2 if space.by_distance else (a * b).sum(-1)
     return s

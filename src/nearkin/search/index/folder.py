@@ -28,12 +28,12 @@ FEW = 0.1  # part of the items below which a filtered search compares with all o
 OUTGROWN = 4  # times the items that inverted lists were trained on: then they are trained again
 
 
-class EmbeddedIndex(Index):
+class FolderIndex(Index):
     """An index in a folder. Searches may run in many threads while one adds."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.manifest = read_manifest(folder)
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = Path(folder)
+        self.manifest = read_manifest(self.folder)
         super().__init__(self.manifest.meta)
         self.rows = self._read()
         self._where: dict[str, int] | None = None
@@ -41,8 +41,9 @@ class EmbeddedIndex(Index):
         self._read_graph: tuple[str, Graph | None] | None = None
 
     @classmethod
-    def create(cls, folder: Path, meta: Meta) -> "EmbeddedIndex":
-        """An index of nothing in a new folder."""
+    def create(cls, folder: str | Path, meta: Meta) -> "FolderIndex":
+        """Create an empty index in a new folder."""
+        folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         with writing(folder):
             write_manifest(folder, Manifest(meta))

@@ -13,18 +13,13 @@ from typing import Any
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
 import numpy as np
+import psycopg
+from pgvector.psycopg import register_vector
+from psycopg import sql
 
 from nearkin.errors import NearkinError
 from nearkin.networks.weights import one_line
 from nearkin.search.index.base import Batch, Floats, Hit, Index, Item, Items, Meta, NoIndex
-from nearkin.search.index.exact import BY_DISTANCE
-
-try:
-    import psycopg
-    from pgvector.psycopg import register_vector
-    from psycopg import sql
-except ImportError:
-    raise NearkinError("An index in PostgreSQL needs psycopg and pgvector: pip install 'nearkin[pg]'.") from None
 
 Connection = psycopg.Connection[Any]
 
@@ -62,8 +57,6 @@ class PostgresIndex(Index):
     @classmethod
     def create(cls, url: str, meta: Meta) -> "PostgresIndex":
         """New tables."""
-        if meta["kind"] == "ivfpq":
-            raise NearkinError("pgvector has no IVF-PQ: choose exact or hnsw.")
         if meta["kind"] == "hnsw" and meta["dim"] > MOST_DIMENSIONS:
             raise NearkinError(f"pgvector's HNSW takes up to {MOST_DIMENSIONS} dimensions, not {meta['dim']}.")
         address, name = split_url(url)
@@ -134,7 +127,7 @@ class PostgresIndex(Index):
         return count
 
     def _build(self) -> bool:
-        operators = sql.SQL("vector_l2_ops" if self.space in BY_DISTANCE else "vector_ip_ops")
+        operators = sql.SQL("vector_l2_ops" if self.space.by_distance else "vector_ip_ops")
         named = {**_tables(self.name), "graph": sql.Identifier(f"{self.name}_graph"), "operators": operators}
         text = "CREATE INDEX IF NOT EXISTS {graph} ON {items} USING hnsw (embedding {operators})"
         with self._connection() as connection:
@@ -145,7 +138,7 @@ class PostgresIndex(Index):
     def _search(
         self, queries: Floats, k: int, *, labels: list[str] | None, exclude: list[str], exact: bool
     ) -> list[list[Hit]]:
-        distance = "<->" if self.space in BY_DISTANCE else "<#>"  # the latter is −x·v
+        distance = "<->" if self.space.by_distance else "<#>"  # the latter is −x·v
         among = _conditions(labels, exclude)
         text = sql.SQL(SEARCH).format(**_tables(self.name), distance=sql.SQL(distance), among=among)
         given = {"k": k, "labels": labels, "exclude": exclude}
@@ -162,7 +155,7 @@ class PostgresIndex(Index):
         return found
 
     def _similarity(self, distance: float) -> float:
-        return 1 - distance**2 / 2 if self.space in BY_DISTANCE else -distance
+        return 1 - distance**2 / 2 if self.space.by_distance else -distance
 
     def __len__(self) -> int:
         count: int = self._rows("SELECT count(*) FROM {items}")[0][0]

@@ -15,16 +15,12 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import numpy as np
+from qdrant_client import QdrantClient, models
 
 from nearkin.errors import NearkinError
 from nearkin.networks.weights import one_line
 from nearkin.search.index.base import Batch, Floats, Hit, Index, Item, Items, Meta, NoIndex
-from nearkin.search.index.exact import BY_DISTANCE
-
-try:
-    from qdrant_client import QdrantClient, models
-except ImportError:
-    raise NearkinError("An index in Qdrant needs its client: pip install 'nearkin[qdrant]'.") from None
+from nearkin.space import Space
 
 PORT = 6333
 BATCH = 256  # points in a request
@@ -46,13 +42,11 @@ class QdrantIndex(Index):
     @classmethod
     def create(cls, url: str, meta: Meta) -> "QdrantIndex":
         """New collections."""
-        if meta["kind"] == "ivfpq":
-            raise NearkinError("Qdrant has no IVF-PQ: choose exact or hnsw.")
         name, client = split_url(url)[2], connect(url)
         with _closed_if_it_fails(client), _sentences():
             if client.collection_exists(name):
                 raise NearkinError(f"There is a collection {name!r} in Qdrant already: choose another name.")
-            far = models.Distance.EUCLID if meta["space"] in BY_DISTANCE else models.Distance.DOT
+            far = models.Distance.EUCLID if Space(meta["space"]).by_distance else models.Distance.DOT
             client.create_collection(name, vectors_config=models.VectorParams(size=meta["dim"], distance=far))
             with warnings.catch_warnings(action="ignore"):  # in local mode there is nothing to gain, says the client
                 client.create_payload_index(name, "label", models.PayloadSchemaType.KEYWORD)
@@ -120,7 +114,7 @@ class QdrantIndex(Index):
         return models.SearchParams(exact=exactly, hnsw_ef=None if exactly else self.meta["effort"])
 
     def _similarity(self, score: float) -> float:
-        return 1 - score**2 / 2 if self.space in BY_DISTANCE else score
+        return 1 - score**2 / 2 if self.space.by_distance else score
 
     def __len__(self) -> int:
         with _sentences():

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from nearkin.errors import NearkinError
 from nearkin.files import read_json, read_tensors, write_json, write_tensors
-from nearkin.search.index.base import Batch, Floats, Item, Meta, NoIndex
+from nearkin.search.index.base import MANIFEST, Batch, Floats, Item, Meta, NoIndex
 from nearkin.search.index.exact import Ints, Mask
 
 
@@ -136,14 +136,9 @@ class Manifest(NamedTuple):
         return {name for name in (*(s.file for s in self.segments), self.removed, graph) if name}
 
 
-def manifest_path(folder: Path) -> Path:
-    """Where the manifest is."""
-    return folder / "index.json"
-
-
 def read_manifest(folder: Path) -> Manifest:
     """The manifest of an index, or a sentence on why there is none."""
-    path = manifest_path(folder)
+    path = folder / MANIFEST
     if not path.exists():
         raise NoIndex(f"There is no index in {folder}: make one with nearkin index RUN IMAGES -o {folder}.")
     try:
@@ -163,7 +158,7 @@ def read_manifest(folder: Path) -> Manifest:
 def write_manifest(folder: Path, manifest: Manifest) -> None:
     """Commit: from here on, these files count."""
     sync(folder)  # the files it names are there before it is
-    write_json(manifest_path(folder), {"format": FORMAT, **manifest._asdict()})
+    write_json(folder / MANIFEST, {"format": FORMAT, **manifest._asdict()})
     sync(folder)
 
 
