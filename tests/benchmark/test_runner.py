@@ -19,7 +19,8 @@ from nearkin.benchmark.planned_runs import describe, expand, run_id
 from nearkin.benchmark.results import append_result, merge, query_file, read_queries, read_results
 from nearkin.benchmark.runner import Clock, bench, board, seconds_of
 from nearkin.benchmark.suite import FOLDER, load_suite, suite_names
-from nearkin.cli import _seeds, app, main
+from nearkin.cli import app, main
+from nearkin.cli.benchmark import parse_seeds
 from nearkin.console import Reporter
 from nearkin.errors import NearkinError
 from nearkin.evaluation.metrics import by_class
@@ -140,6 +141,75 @@ def test_a_figure_is_read(tmp_path):
     assert [(row.x, row.series) for row in suite.rows.values()] == [(None, ""), (0.5, "C"), (None, ""), (None, "")]
     assert load_suite(written(tmp_path, CURVE.replace('scale = "log"\n', ""))).figure.scale == "linear"
     assert load_suite(written(tmp_path)).figure is None
+
+
+BASE = """
+backbone = "conv4"
+seeds = 3
+[settings]
+dim = 16
+epochs = 1
+[define]
+C2 = "contrastive(form=c2)"
+loss.glyphs = "proxy_anchor"
+[data.glyphs]
+read = "glyphs(classes=48, samples=6)"
+metrics = ["R@1"]
+settings = { batch = 24 }
+[data.unused]
+metrics = ["R@1"]
+"""
+SWEEP = """
+base = "base.toml"
+title = "Sweep"
+source = "made up"
+seeds = 2
+[figure]
+x = "alpha"
+metric = "R@1"
+[settings]
+epochs = 2
+[data.glyphs]
+[[row]]
+name = "plain"
+method = "{C2}"
+[[row]]
+each.alpha = ["4", "1e1"]
+each.batch = [12, 24]
+name = "alpha {alpha}, batch {batch}"
+series = "batch {batch}"
+x = "{alpha}"
+method = "{loss}(alpha={alpha})"
+settings = { batch = "{batch}" }
+"""
+
+
+def test_a_suite_completes_itself_from_its_base_and_repeats_rows(tmp_path):
+    written(tmp_path, BASE, "base")
+    suite = load_suite(written(tmp_path, SWEEP, "sweep"))
+    assert (suite.backbone, suite.seeds, list(suite.parts)) == ("conv4", 2, ["glyphs"])
+    assert suite.settings == {"backbone": "conv4", "dim": 16, "epochs": 2}
+    assert suite.parts["glyphs"].settings == {"batch": 24}
+    assert suite.rows["plain"].methods == {"glyphs": "contrastive(form=c2)"}
+    names = ["alpha 4, batch 12", "alpha 4, batch 24", "alpha 1e1, batch 12", "alpha 1e1, batch 24"]
+    assert list(suite.rows) == ["plain", *names]
+    last = suite.rows[names[-1]]
+    assert (last.methods, last.settings) == ({"glyphs": "proxy_anchor(alpha=1e1)"}, {"batch": 24})
+    assert (last.x, last.series) == (10.0, "batch 24")
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (("{C2}", "{C3}"), r"row 'plain' nothing defines \{C3\}"),
+        (('each.alpha = ["4", "1e1"]', "each.alpha = 4"), "each is a table of lists"),
+        (('"base.toml"', '"nowhere.toml"'), "nowhere.toml cannot be read"),
+    ],
+)
+def test_a_wrong_base_or_repetition_is_one_sentence(tmp_path, change, sentence):
+    written(tmp_path, BASE, "base")
+    with pytest.raises(NearkinError, match=sentence):
+        load_suite(written(tmp_path, SWEEP.replace(*change), "sweep"))
 
 
 def test_an_unknown_suite_names_the_nearest():
@@ -282,7 +352,7 @@ def test_weights_from_a_file_count_by_their_content(tmp_path):
 
 @pytest.mark.parametrize(("text", "seeds"), [("3", 3), ("0,1,2", [0, 1, 2]), ("5,", [5]), ("0,", [0])])
 def test_seeds_are_how_many_or_which(text, seeds):
-    assert _seeds(text) == seeds
+    assert parse_seeds(text) == seeds
 
 
 TRAINING = {"cub": 5_864, "cars": 8_054, "sop": 59_551, "inshop": 25_882}

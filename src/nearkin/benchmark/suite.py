@@ -1,43 +1,51 @@
-"""Suites: what a benchmark trains, with the published numbers beside it, as data. One TOML file a table of a paper.
+"""Suites: what a benchmark trains, with the published numbers beside it, as data. One TOML file per table of a paper.
 
+    base                    another TOML file, relative to this one, whose keys hold where this one does not set them
     title, source           what it is and where the numbers are from
     backbone                the network of the paper (a row may have another), trained unless settings say otherwise
+    paper_backbone          the network of the published numbers, if it is not `backbone`
     paper_select            what chose the paper's epoch, in words
-    spread                  what the second number of a pair [68.04, 0.08] is: standard error, standard deviation, …
+    spread                  the second number of a pair [68.04, 0.08]: standard error, standard deviation, …
     seeds                   how many (default 1): 0, 1, …
-    baseline                the row that others are tested against, where a row does not name its own
-    sort                    the metric by which the table is sorted (default: as the rows stand)
+    baseline                the row that others are tested against, unless a row names another
+    sort                    the metric by which the table is sorted (default: the order of the rows)
     note                    a sentence below the table
-    every_method            true: all methods without a row of their own get one, with their own options
-    [figure]                where the rows are points of a curve, drawn once a data set
-        x                   the words of its axis, as "tau"
+    every_method            true: every method without a row of its own gets one, with its default options
+    [figure]                for rows that are points of a curve; one figure per data set
+        x                   the label of the axis, as "tau"
         metric              what is drawn; every data set must have it
         scale               "log" or "linear" (default)
-    [settings]              fields of Plan, for all
+    [settings]              fields of Plan, for all rows
+    [define]                NAME = "text", or NAME.cub = "text" per data set: {NAME} stands for it in a row's method
     [data.NAME]             a data set; its path is given as NAME:PATH when the suite is run
         metrics             what is shown of it
         settings            fields of Plan, for this data set
-        read                how it is read where that is not NAME, as in "glyphs(classes=200)"
+        read                the data set's spec if it is not NAME, as "glyphs(classes=200)"
     [[row]]                 a row of the table
+        each.KEY            a list of values: one row per value, or per combination of several keys; {KEY} is the value
         name
-        method              spec, or one a data set: method.cub = "…"; absent: quoted only
+        method              spec, or one per data set: method.cub = "…"; absent: the row is only quoted
         settings            fields of Plan, for this row
-        scores              "before": those of the network before training
-        paper.NAME          metric → percent, or [percent, spread]; a metric may have words behind it ("R@1 512-d")
-        backbone, dim       of the paper's number, where not the suite's
+        scores              "before": the scores of the network before training
+        paper.NAME          metric → percent, or [percent, spread]; words may follow a metric ("R@1 512-d")
+        backbone, dim       of the paper's number, if not the suite's
         note
-        baseline            the row it is tested against, where not the suite's
-        variant             true: the method without a part of it, for a look; no claim of its paper is tested on it
-        x                   where the row stands in the figure; a row without it is a horizontal line
-        series              the curve it belongs to, where there are several
+        baseline            the row it is tested against, if not the suite's
+        variant             true: the method without one of its parts; no claim of its paper is tested on it
+        x                   position of the row in the figure; a row without it is a horizontal line
+        series              the curve it belongs to, if there are several
 
-A row has a method where the paper trained it itself, or where it is the baseline. Settings of a row beat those of a
-data set, which beat those of the suite; what is said nowhere is the backbone's own, or Plan's default.
+A row has a method where the paper trained it itself, or where it is the baseline. Settings of a row override those of a
+data set, which override those of the suite; a setting given nowhere is the backbone's own, or Plan's default. A base
+may describe more data sets than a suite uses: those that the suite does not name are ignored. The package's base files
+begin with an underscore.
 """
 
+import itertools
 import math
+import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -47,8 +55,10 @@ from nearkin.evaluation import CLUSTERING, parse_metric
 from nearkin.methods.losses import LOSSES
 from nearkin.methods.strategies import STRATEGIES
 from nearkin.spec import fits, nearest, parse, words
+from nearkin.training.run_metric import RunMetric
 
 FOLDER = Path(__file__).parent / "suites"
+_NAME = re.compile(r"\{(\w+)\}")
 OWN = ("data", "method", "metrics", "seed", "device")  # fields of Plan that a suite says in its own way, or not at all
 
 
@@ -125,6 +135,7 @@ _SUITE: dict[str, Any] = {
     "title": str,
     "source": str,
     "backbone": str,
+    "paper_backbone": str,
     "paper_select": str,
     "spread": str,
     "seeds": int,
@@ -133,6 +144,7 @@ _SUITE: dict[str, Any] = {
     "note": str,
     "every_method": bool,
     "settings": dict,
+    "define": dict,
     "data": dict,
     "row": list,
     "figure": dict,
@@ -157,24 +169,43 @@ _FIGURE: dict[str, Any] = {"x": str, "metric": str, "scale": Literal["log", "lin
 
 def suite_names() -> list[str]:
     """The suites that come with the package."""
-    return sorted(path.stem for path in FOLDER.glob("*/*.toml"))
+    return sorted(_files())
+
+
+def _files() -> dict[str, Path]:
+    return {path.stem: path for path in FOLDER.glob("*/[!_]*.toml")}
 
 
 def load_suite(suite: str | Path) -> Suite:
     """A suite of the package by its name, or one of your own by the path of its .toml file."""
-    known = {path.stem: path for path in FOLDER.glob("*/*.toml")}
-    path = known.get(str(suite), Path(suite))
+    path = _files().get(str(suite), Path(suite))
     if path.suffix != ".toml" or not path.is_file():
         names = suite_names()
         raise NearkinError(
             f"There is no suite {str(suite)!r}.{nearest(str(suite), names)} There are: {', '.join(names)}; "
             "or give the path of a .toml file."
         )
+    return _suite(_read(path), path.stem)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """The tables of a file, completed by those of its base."""
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise NearkinError(f"The suite {path} cannot be read: {error}.") from None
-    return _suite(table, path.stem)
+    if "base" not in table:
+        return table
+    base = _read(path.parent / str(table.pop("base")))
+    used = {name: entry for name, entry in base.get("data", {}).items() if name in table.get("data", {})}
+    return _merge({**base, "data": used}, table)
+
+
+def _merge(base: dict[str, Any], table: dict[str, Any]) -> dict[str, Any]:
+    """Both tables in one; the second one's keys come first and win, tables inside them are merged likewise."""
+    merged = {**table, **{key: value for key, value in base.items() if key not in table}}
+    both = [key for key in table if isinstance(table[key], dict) and isinstance(base.get(key), dict)]
+    return merged | {key: _merge(base[key], table[key]) for key in both}
 
 
 def _suite(table: dict[str, Any], name: str) -> Suite:
@@ -185,8 +216,9 @@ def _suite(table: dict[str, Any], name: str) -> Suite:
     if not parts:
         raise NearkinError(f"In {where} there is no data set: write [data.NAME] with its metrics.")
     rows: dict[str, Row] = {}
-    for given in table.get("row", []):
-        row = _row(given, table["backbone"], parts, where)
+    published_with = table.get("paper_backbone", table["backbone"])
+    for given in _repeat(table.get("row", []), where):
+        row = _row(given, published_with, parts, table.get("define", {}), where)
         if row.name in rows:
             raise NearkinError(f"In {where} two rows are called {row.name!r}: rename one.")
         rows[row.name] = row
@@ -268,11 +300,45 @@ def _part(name: str, table: Any, where: str) -> Part:
     return Part(name, table.get("read", name), tuple(table["metrics"]), _settings(table, where))
 
 
-def _row(table: Any, backbone: str, parts: Mapping[str, Part], where: str) -> Row:
+def _repeat(rows: Sequence[Any], where: str) -> Iterator[Any]:
+    """The rows; one with `each` once per combination of its values."""
+    for row in rows:
+        if not isinstance(row, dict) or "each" not in row:
+            yield row
+            continue
+        each = row["each"]
+        if not isinstance(each, dict) or not all(isinstance(values, list) for values in each.values()):
+            raise NearkinError(f"In {where} each is a table of lists, not {each!r}.")
+        rest = {key: value for key, value in row.items() if key != "each"}
+        for values in itertools.product(*each.values()):
+            filled = _fill(rest, dict(zip(each, values, strict=True)))
+            yield filled | ({"x": _number(filled["x"])} if isinstance(filled.get("x"), str) else {})
+
+
+def _fill(value: Any, names: Mapping[str, Any]) -> Any:
+    """Replace {KEY} in all texts of a value; a text that is nothing but {KEY} becomes the value itself."""
+    if isinstance(value, dict):
+        return {key: _fill(inner, names) for key, inner in value.items()}
+    if not isinstance(value, str):
+        return value
+    if value.startswith("{") and value.endswith("}") and value[1:-1] in names:
+        return names[value[1:-1]]
+    return _NAME.sub(lambda found: str(names.get(found[1], found[0])), value)
+
+
+def _methods(spec: Any, parts: Mapping[str, Part], define: Mapping[str, Any]) -> dict[str, Any]:
+    """The method per data set, with the suite's definitions filled in."""
+    methods = {}
+    for data, text in (dict.fromkeys(parts, spec) if isinstance(spec, str) else spec).items():
+        texts = {name: value.get(data) if isinstance(value, dict) else value for name, value in define.items()}
+        methods[data] = _fill(text, {name: value for name, value in texts.items() if value is not None})
+    return methods
+
+
+def _row(table: Any, backbone: str, parts: Mapping[str, Part], define: Mapping[str, Any], where: str) -> Row:
     where = f"{where}, row {table.get('name', '?')!r}" if isinstance(table, dict) else where
     _check(table, _ROW, where, needed=("name",))
-    given = table.get("method", {})
-    methods = dict.fromkeys(parts, given) if isinstance(given, str) else given
+    methods = _methods(table.get("method", {}), parts, define)
     for what, by_data in (("method", methods), ("paper", table.get("paper", {}))):
         for name in by_data:
             if name not in parts:
@@ -280,6 +346,8 @@ def _row(table: Any, backbone: str, parts: Mapping[str, Part], where: str) -> Ro
     for spec in methods.values():
         if not isinstance(spec, str):
             raise NearkinError(f"In {where} method is {_words(_ROW['method'])}, not {spec!r}.")
+        if unknown := _NAME.search(spec):
+            raise NearkinError(f"In {where} nothing defines {unknown[0]}: write it in [define] or in each.")
         parse(spec)
     paper = {name: _numbers(numbers, f"{where}, paper.{name}") for name, numbers in table.get("paper", {}).items()}
     return Row(
@@ -310,6 +378,14 @@ def _numbers(table: Any, where: str) -> dict[str, Published]:
     return numbers
 
 
+def _number(text: str) -> float | str:
+    """The number a text is; the text itself if it is none, for the check to refuse."""
+    try:
+        return float(text)
+    except ValueError:
+        return text
+
+
 def _other_methods(rows: Mapping[str, Row], parts: Mapping[str, Part], backbone: str) -> dict[str, Row]:
     known = {parse(spec).name for row in rows.values() for spec in row.methods.values()}
     others = [name for name in sorted({**LOSSES, **STRATEGIES}) if name not in known]
@@ -327,7 +403,7 @@ def _settings(table: Mapping[str, Any], where: str) -> dict[str, Any]:
 
 def _metric(name: Any, where: str) -> None:
     """Refuse what is no metric; words may stand behind its name."""
-    metric = name.split(" ")[0] if isinstance(name, str) else name
+    metric = RunMetric.parse(name).metric if isinstance(name, str) else name
     try:
         if metric not in CLUSTERING:
             parse_metric(metric)
