@@ -25,7 +25,7 @@ from nearkin.console import Reporter
 from nearkin.files import write_json
 from nearkin.methods.base import Step
 from nearkin.methods.build import method
-from nearkin.training.loop import Training
+from nearkin.training.launch import build_training
 from nearkin.training.plan import make_plan
 from nearkin.training.run_folder import RunFolder
 
@@ -74,10 +74,10 @@ def training_step(spec: str, folder: str, device: torch.device, *, small: bool, 
         "compile": not small,
         "device": str(device),
     }
-    training = Training(make_plan(given, {}), RunFolder(folder), Reporter())
+    training, _ = build_training(RunFolder(folder), make_plan(given, {}), reporter=Reporter())
     training.method.compiled = fuse and not small
     training._begin_epoch()
-    batches = training._batches()
+    batches = training.batches()
 
     def step() -> None:
         training._one_step(*next(batches))

@@ -8,7 +8,8 @@ from PIL import Image
 import nearkin as nk
 from nearkin.files import read_json, read_tensors
 from nearkin.studies.geometry import _edges, draw_sub_problems, geometry_rows, sub_problems
-from nearkin.training.measure_run import embed_test, untrained
+from nearkin.training.measure_run import embed_test
+from nearkin.training.model import load_untrained
 from nearkin.training.run_folder import RunFolder
 
 SETTINGS = {
@@ -38,7 +39,7 @@ def test_before_training_is_the_network_the_run_began_with(run):
     assert after[1] == f"{result['scores']['MAP@R']:.2f}"
     assert before[2:] != after[2:]
     assert all(float(cell) > 0 for cell in (*before[1:], *after[1:]))
-    x = embed_test(run.path, device="cpu", model=untrained(run.path, device="cpu")).x
+    x = embed_test(run.path, device="cpu", model=load_untrained(run.path, device="cpu")).x
     assert not x.equal(embed_test(run.path, device="cpu").x)
 
 

@@ -18,10 +18,11 @@ from nearkin.files import read_json, read_tensors, write_json
 from nearkin.search.build import index_images
 from nearkin.search.index import open_index
 from nearkin.search.query import model_of, search_images
+from nearkin.training import launch
 from nearkin.training.cross_validation import cross_validate, score_rows
-from nearkin.training.loop import training_images
-from nearkin.training.measure_run import measure_run, untrained
-from nearkin.training.model import fingerprint
+from nearkin.training.images import training_images
+from nearkin.training.measure_run import measure_run
+from nearkin.training.model import fingerprint, load_untrained
 from nearkin.training.plan import make_plan
 from nearkin.training.run_folder import RunFolder
 
@@ -125,7 +126,7 @@ def test_a_table_of_both_kinds(done):
 
 def test_no_two_folds_begin_alike_unless_that_is_asked_for(done, tmp_path):
     def heads(run):
-        return [untrained(part.path, device="cpu").embedder.head.linear.weight for part in run.parts()]
+        return [load_untrained(part.path, device="cpu").embedder.head.linear.weight for part in run.parts()]
 
     (run,) = done.runs
     a, b, c = heads(run)
@@ -196,7 +197,9 @@ def test_repeats_are_other_seeds_and_may_be_added(done, monkeypatch):
     assert score_rows(three)[1][1][3] == f"{mean:.2f} ± {error:.2f}"
     assert read_json(run.result) == first
     assert {part.path.name: part.model.stat().st_mtime_ns for part in run.parts()} == before
-    monkeypatch.setattr(sys.modules["nearkin.training.loop"], "Training", lambda *_: pytest.fail("trained again"))
+    monkeypatch.setattr(
+        sys.modules["nearkin.training.launch"], "train_model", lambda *_, **__: pytest.fail("trained again")
+    )
     assert cross_validate(out=run.path, resume=True, repeats=3).scores == three.scores
 
 
@@ -306,7 +309,9 @@ def test_a_suite_of_folds(tmp_path, monkeypatch):
     scores = board.results[board.sheet.cells[0].id]["scores"]
     assert row["MAP@R 16-d ours"] == f"{scores['MAP@R 16-d']:.2f}"
     assert row["MAP@R 16-d paper"] == "12.3"
-    monkeypatch.setattr(sys.modules["nearkin.training.loop"], "Training", lambda *_: pytest.fail("trained again"))
+    monkeypatch.setattr(
+        sys.modules["nearkin.training.launch"], "train_model", lambda *_, **__: pytest.fail("trained again")
+    )
     suite.write_text(SUITE.replace('"MAP@R 16-d"]', '"P@3 16-d"]'))
     more = bench(suite, out=out, rows=["C2"], settings={"device": "cpu"})
     assert 0 < more.results[more.sheet.cells[0].id]["scores"]["P@3 16-d"] < 100
@@ -329,4 +334,4 @@ def test_the_command(tmp_path):
     assert "Fold 2 of 2" in shown.stderr
     again = nearkin("cv", *given, "--out", out)
     assert again.returncode == 2
-    assert "holds a run already" in again.stderr
+    assert "already holds a run" in again.stderr

@@ -10,7 +10,6 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import get_args
 
 import pytest
 import torch
@@ -20,9 +19,9 @@ from rich.console import Console
 import nearkin as nk
 from nearkin.console import Reporter
 from nearkin.files import read_json, read_tensors
-from nearkin.space import Space, keeps_length
+from nearkin.space import Space
+from nearkin.training.launch import build_training
 from nearkin.training.loop import Training
-from nearkin.training.model import SHORT
 from nearkin.training.plan import make_plan
 from nearkin.training.run_folder import RunFolder
 
@@ -111,10 +110,12 @@ def seen_at_the_start(monkeypatch: pytest.MonkeyPatch, **settings: object) -> tu
 
 
 def test_every_space_that_keeps_the_length_has_one_to_begin_with():
-    assert set(SHORT) == {space for space in get_args(Space) if keeps_length(space)}
+    assert all((space.initial_norm is None) == (space.norm_floor is not None) for space in Space)
 
 
-@pytest.mark.parametrize(("method", "short"), [("lifted", SHORT["euclidean"]), ("n_pair", SHORT["inner"])])
+@pytest.mark.parametrize(
+    ("method", "short"), [("lifted", Space.EUCLIDEAN.initial_norm), ("n_pair", Space.INNER.initial_norm)]
+)
 @pytest.mark.parametrize("pool", ["max", "avg+max"])
 def test_embeddings_that_keep_their_length_begin_short_however_they_are_pooled(
     tmp_path, monkeypatch, method, short, pool
@@ -273,9 +274,8 @@ def test_held_out_classes_choose_even_where_checks_are_rarer_than_the_run_is_lon
 
 
 def test_a_resumed_optimiser_has_the_layout_of_its_parameters(tmp_path):
-    module = sys.modules["nearkin.training.loop"]
     run = nk.train(**TINY, out=tmp_path / "run")
-    training = module.Training(module.make_plan(read_json(run.config)["plan"], {}), run, module.Reporter())
+    training, _ = build_training(run, make_plan(read_json(run.config)["plan"], {}), reporter=Reporter())
     training.restore()
     moments = [(p, m["exp_avg"]) for p, m in training.optimiser.state.items()]
     assert moments
@@ -284,7 +284,7 @@ def test_a_resumed_optimiser_has_the_layout_of_its_parameters(tmp_path):
 
 def test_a_finished_run_is_not_overwritten(tmp_path):
     nk.train(**TINY, out=tmp_path / "run")
-    with pytest.raises(nk.NearkinError, match="holds a run already"):
+    with pytest.raises(nk.NearkinError, match="already holds a run"):
         nk.train(**TINY, out=tmp_path / "run")
 
 
@@ -314,7 +314,8 @@ def test_warm_up_moves_the_head_and_not_the_trunk(tmp_path):
 def begun(tmp_path: Path, **settings: object) -> Training:
     """A training before its first step."""
     plan = make_plan({**TINY, **settings}, {})
-    return Training(plan, RunFolder(tmp_path / "run"), Reporter(Console(file=io.StringIO())))
+    reporter = Reporter(Console(file=io.StringIO()))
+    return build_training(RunFolder(tmp_path / "run"), plan, reporter=reporter)[0]
 
 
 def test_trunk_head_and_proxies_have_their_own_learning_rates(tmp_path):

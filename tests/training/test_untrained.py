@@ -8,8 +8,8 @@ from nearkin.errors import NearkinError
 from nearkin.files import read_json
 from nearkin.networks.backbones import trunk
 from nearkin.networks.embedder import Embedder
-from nearkin.space import project
-from nearkin.training.measure_run import untrained
+from nearkin.space import Space
+from nearkin.training.model import load_untrained
 from nearkin.training.optimiser import lr_factor
 from nearkin.training.plan import make_plan
 
@@ -21,7 +21,7 @@ def test_without_a_head_the_embedding_is_the_pooled_features(pool):
     embedder = Embedder(trunk("conv4"), dim=0, pool=pool).eval()
     x = torch.randn(3, 1, 32, 32, generator=torch.Generator().manual_seed(0))
     assert embedder.dim == 64
-    assert torch.equal(embedder(x), project(embedder.features(x), "cosine"))
+    assert torch.equal(embedder(x), Space.COSINE.project(embedder.features(x)))
     assert {id(p) for p in embedder.parameters()} == {id(p) for p in embedder.trunk.parameters()}
 
 
@@ -62,6 +62,6 @@ def test_what_cannot_be_is_a_sentence(settings, sentence):
 @pytest.mark.parametrize("method", ["lifted", "proxy_anchor"])
 def test_the_network_that_a_run_began_with_is_found_again(tmp_path, method):
     run = nk.train(**{**SMALL, "batch": 16}, epochs=0, method=method, out=tmp_path / "run")
-    again, kept = untrained(run.path, device="cpu"), nk.load(run.path, device="cpu")
+    again, kept = load_untrained(run.path, device="cpu"), nk.load(run.path, device="cpu")
     for name, tensor in kept.embedder.state_dict().items():
         torch.testing.assert_close(again.embedder.state_dict()[name], tensor)

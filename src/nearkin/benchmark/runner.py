@@ -27,6 +27,7 @@ from nearkin.spec import nearest, parse
 from nearkin.training.launch import train
 from nearkin.training.measure_run import measure_run, query_values
 from nearkin.training.run_folder import RunFolder
+from nearkin.training.run_metric import RunMetric
 
 _UNITS = {"h": 3600, "m": 60, "s": 1}
 
@@ -201,7 +202,7 @@ class _Runner:
         watcher = self.reporter if self.reporter.watched else Reporter()
         began, whole = time.monotonic(), not folder.config.exists()
         if not folder.config.exists():
-            wanted = tuple(dict.fromkeys([*(m.split(" ")[0] for m in metrics), *DEFAULT_METRICS]))
+            wanted = tuple(dict.fromkeys([*(RunMetric.parse(m).metric for m in metrics), *DEFAULT_METRICS]))
             train(out=folder.path, reporter=watcher, **cell.settings, data=text, metrics=wanted)
         elif not folder.result.exists():
             _move(folder, text, cell.settings)

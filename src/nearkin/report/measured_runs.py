@@ -1,4 +1,4 @@
-"""Finished runs as a report sees them: settings, log, and the test set embedded once, with everyone's neighbours."""
+"""Finished runs measured for a report: settings, log, embedded test set, scores per query, nearest neighbours."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,27 +15,29 @@ from nearkin.data.pixels.open import keep_images_open
 from nearkin.errors import NearkinError
 from nearkin.evaluation import CLUSTERING, evaluate_under, protocol_of
 from nearkin.files import Json, read_json
-from nearkin.report.sheets import nearest_rows
-from nearkin.space import Space, project
+from nearkin.report.picture_sheets import nearest_rows
+from nearkin.space import Space
 from nearkin.training.checkpoint import KnownClasses, read_classes
-from nearkin.training.measure_run import Embedded, embed_test
+from nearkin.training.images import Embedded
+from nearkin.training.measure_run import embed_test
 from nearkin.training.run_folder import RunFolder
+from nearkin.training.run_metric import RunMetric
 
 NEIGHBOURS = 8
-MAIN = ("MAP@R", "R@1")
-"""What models are compared by, measured whether the run asked for it or not; the first decides where one must."""
+MAIN_METRICS = ("MAP@R", "R@1")
+"""Metrics that models are compared by, measured even if the run did not ask for them; the first one sorts."""
 
 
 class Label(NamedTuple):
-    """What a run is called: seeds of one method share its name."""
+    """Names of a run: seeds of one method share the method's name."""
 
     method: str
     run: str
 
 
 @dataclass(frozen=True, eq=False)
-class Study:
-    """One run with its test set."""
+class MeasuredRun:
+    """A finished run with its embedded test set."""
 
     label: Label
     folder: RunFolder
@@ -43,16 +45,16 @@ class Study:
     result: Json
     events: Sequence[Json]
     images: Images
-    points: Tensor  # [N, D] the embeddings as points of the space
+    points: Tensor  # [N, D] embeddings, projected to the space
     space: Space
-    size: int  # pixels: the side of the image the network sees
+    size: int  # pixels: side of the network's input image
     query: Tensor  # [Q] rows of the queries
     gallery: Tensor  # [G] rows of the gallery
     values: Mapping[str, Tensor]  # metric → [Q] percent, NaN where a query has no relevant item
-    near: Tensor  # [Q, k] rows of the nearest gallery images
+    nearest: Tensor  # [Q, k] rows of the nearest gallery images
     similarity: Tensor  # [Q, k]
-    trained_on: frozenset[str]  # names of the training classes
-    known: KnownClasses | None
+    training_classes: frozenset[str]  # names
+    class_records: KnownClasses | None  # what the method stored about its training classes
 
     @property
     def labels(self) -> Tensor:
@@ -60,78 +62,78 @@ class Study:
         return self.images.labels[self.query]
 
     @property
-    def right(self) -> Tensor:
-        """Whether a neighbour is kin [Q, k]."""
-        return self.images.labels[self.near] == self.labels[:, None]
+    def correct(self) -> Tensor:
+        """Whether a neighbour is of the query's class [Q, k]."""
+        return self.images.labels[self.nearest] == self.labels[:, None]
 
     @property
     def seed(self) -> int:
-        """The seed it was trained with."""
+        """The training seed."""
         return int(self.result["seed"])
 
     @property
     def metrics(self) -> list[str]:
-        """What was measured, as it was asked for, with clustering metrics; of a model of several parts, as one."""
-        asked = [name for name in self.result["scores"] if " " not in name]
+        """Names of all metrics, clustering included, without those of several models measured as one."""
+        asked = [name for name in self.result["scores"] if not RunMetric.parse(name).joint_dim]
         return list(dict.fromkeys([*asked, *self.values]))
 
     def score(self, metric: str) -> float:
-        """The score as measured for this report; of clustering metrics, as the run measured it."""
+        """The score measured for this report; for a clustering metric, the score the run stored."""
         if metric in self.values:
             return float(self.values[metric].nanmean())
         return float(self.result["scores"].get(metric, torch.nan))
 
 
 @keep_images_open()
-def open_studies(
-    runs: Sequence[str | Path], *, data: str | None = None, device: str = "auto", reporter: Reporter | None = None
-) -> list[Study]:
-    """Open finished runs and embed their test set; runs that were tested on different images are refused."""
-    folders = [RunFolder(run) for run in runs]
+def open_runs(
+    paths: Sequence[str | Path], *, data: str | None = None, device: str = "auto", reporter: Reporter | None = None
+) -> list[MeasuredRun]:
+    """Open finished runs and embed their test set, which must be the same for all of them."""
+    folders = [RunFolder(path) for path in paths]
     if not folders:
         raise NearkinError("There is nothing to report: name at least one run folder.")
     configs = [read_json(folder.config) for folder in folders]
     results = [_finished(folder) for folder in folders]
     labels = label_runs(configs, [folder.path.name for folder in folders])
-    studies: list[Study] = []
+    runs: list[MeasuredRun] = []
     for folder, config, result, label in zip(folders, configs, results, labels, strict=True):
         if reporter is not None and len(folders) > 1:
             reporter.note(f"Embedding with {label.run}")
         embedded = embed_test(folder.path, data=data, device=device, reporter=reporter)
-        study = _study(label, folder, config, result, embedded)
-        if studies and not _same_test(studies[0].images, study.images):
+        run = _measure(label, folder, config, result, embedded)
+        if runs and not _same_test(runs[0].images, run.images):
             raise NearkinError(
-                f"{studies[0].folder.path} and {folder.path} were tested on different images "
-                f"({studies[0].config['plan']['data']} and {config['plan']['data']}): "
-                "their scores cannot be compared; write a report for each, or give one test set with --data."
+                f"{runs[0].folder.path} and {folder.path} were tested on different images "
+                f"({runs[0].config['plan']['data']} and {config['plan']['data']}), so their scores cannot be compared. "
+                "Write one report for each, or give one test set with --data."
             )
-        studies.append(study)
-    return studies
+        runs.append(run)
+    return runs
 
 
 def _finished(folder: RunFolder) -> Json:
     if not folder.result.exists():
         raise NearkinError(
-            f"{folder.path} is not finished: go on with it by nearkin train --resume --out {folder.path}."
+            f"{folder.path} is not finished: continue it with nearkin train --resume --out {folder.path}."
         )
     return read_json(folder.result)
 
 
-def _study(label: Label, folder: RunFolder, config: Json, result: Json, embedded: Embedded) -> Study:
+def _measure(label: Label, folder: RunFolder, config: Json, result: Json, embedded: Embedded) -> MeasuredRun:
     x, images, model = embedded
     space, protocol = model.embedder.space, protocol_of(images)
-    asked = dict.fromkeys([*result["scores"], *MAIN])
+    asked = dict.fromkeys([*result["scores"], *MAIN_METRICS])
     values = evaluate_under(
         protocol,
         x,
         images.labels.to(x.device),
-        metrics=[name for name in asked if name not in CLUSTERING and " " not in name],  # words: as one of several
+        metrics=[name for name in asked if name not in CLUSTERING and not RunMetric.parse(name).joint_dim],
         per_query=True,
         space=space,
     )
-    points = project(x, space).cpu()
+    points = space.project(x).cpu()
     found = [nearest_rows(points, images, rows, NEIGHBOURS, space) for rows in torch.split(protocol.query, 256)]
-    return Study(
+    return MeasuredRun(
         label=label,
         folder=folder,
         config=config,
@@ -144,15 +146,15 @@ def _study(label: Label, folder: RunFolder, config: Json, result: Json, embedded
         query=protocol.query,
         gallery=protocol.gallery,
         values=values,
-        near=torch.cat([rows for rows, _ in found]),
+        nearest=torch.cat([rows for rows, _ in found]),
         similarity=torch.cat([s for _, s in found]),
-        trained_on=frozenset(model.names),
-        known=read_classes(folder.classes),
+        training_classes=frozenset(model.names),
+        class_records=read_classes(folder.classes),
     )
 
 
 def _same_test(a: Images, b: Images) -> bool:
-    """Whether two test sets are the same images in the same order; files count by their names, wherever they lie."""
+    """Whether two test sets hold the same images in the same order; files are compared by name, not by folder."""
     if a.names != b.names or not torch.equal(a.labels, b.labels):
         return False
     if isinstance(a.sources, Tensor) or isinstance(b.sources, Tensor):
@@ -162,35 +164,35 @@ def _same_test(a: Images, b: Images) -> bool:
 
 
 def label_runs(configs: Sequence[Json], folders: Sequence[str]) -> list[Label]:
-    """Names that tell methods apart by what differs between them, and runs of a method by their seed."""
-    settings = [_deciding(config) for config in configs]
+    """Names of runs: the method, the settings that differ between runs of it, and the seed if there are several."""
+    settings = [_outcome_settings(config) for config in configs]
     seeds = [config["plan"]["seed"] for config in configs]
-    names: dict[str, str] = {}  # what decides the outcome → what it is called
-    for config, own in zip(configs, settings, strict=True):
-        alike = [other for other in settings if other["method"] == own["method"] and other != own]
-        apart = [name for name in own if any(other.get(name) != own[name] for other in alike)]
-        extra = ", ".join(f"{name} {own[name]}" for name in apart)
-        names[str(own)] = config["plan"]["method"] + (f" ({extra})" if extra else "")
+    names: dict[str, str] = {}  # settings → name of the method
+    for config, setting in zip(configs, settings, strict=True):
+        alike = [other for other in settings if other["method"] == setting["method"] and other != setting]
+        differing = [name for name in setting if any(other.get(name) != setting[name] for other in alike)]
+        extra = ", ".join(f"{name} {setting[name]}" for name in differing)
+        names[str(setting)] = config["plan"]["method"] + (f" ({extra})" if extra else "")
     labels: list[Label] = []
     seen: set[tuple[str, int]] = set()
-    for own, seed, folder in zip(settings, seeds, folders, strict=True):
-        name = names[str(own)]
-        if (name, seed) in seen:  # the same training twice: another machine, or another commit
+    for setting, seed, folder in zip(settings, seeds, folders, strict=True):
+        name = names[str(setting)]
+        if (name, seed) in seen:  # the same training twice, for example on another machine or commit
             name = f"{name} [{folder}]"
         seen.add((name, seed))
-        several = sum(other == own for other in settings) > 1
+        several = sum(other == setting for other in settings) > 1
         labels.append(Label(name, f"{name}, seed {seed}" if several else name))
     return labels
 
 
-def _deciding(config: Json) -> Json:
+def _outcome_settings(config: Json) -> Json:
     plan = {name: value for name, value in config["plan"].items() if name not in (*NEUTRAL, "seed")}
     return plan | {"method": config["method"], "data": plan["data"].partition(":")[0]}
 
 
-def by_method(studies: Sequence[Study]) -> dict[str, list[Study]]:
-    """The runs of each method, by seed."""
-    groups: dict[str, list[Study]] = {}
-    for study in studies:
-        groups.setdefault(study.label.method, []).append(study)
-    return {name: sorted(runs, key=lambda run: run.seed) for name, runs in groups.items()}
+def by_method(runs: Sequence[MeasuredRun]) -> dict[str, list[MeasuredRun]]:
+    """The runs of each method, sorted by seed."""
+    groups: dict[str, list[MeasuredRun]] = {}
+    for run in runs:
+        groups.setdefault(run.label.method, []).append(run)
+    return {name: sorted(group, key=lambda run: run.seed) for name, group in groups.items()}

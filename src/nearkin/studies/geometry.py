@@ -24,8 +24,10 @@ from nearkin.methods.build import method
 from nearkin.methods.proxies import TAKEN, distances, farthest_first
 from nearkin.methods.strategies.ccp import CCP, ends
 from nearkin.report.charts import PALETTE, STYLE, rendered
-from nearkin.space import Space, check_space, project
-from nearkin.training.measure_run import Embedded, embed_test, untrained
+from nearkin.space import Space
+from nearkin.training.images import Embedded
+from nearkin.training.measure_run import embed_test
+from nearkin.training.model import load_untrained
 from nearkin.training.run_folder import CHOSEN, RunFolder
 
 _AT_ONCE = 2**24  # distances held in memory at a time
@@ -39,10 +41,10 @@ class Geometry(NamedTuple):
 
 
 @torch.no_grad()
-def geometry(embeddings: Tensor, labels: Tensor, *, space: Space = "cosine") -> Geometry:
+def geometry(embeddings: Tensor, labels: Tensor, *, space: str = "cosine") -> Geometry:
     """Covering radius and inter-class distance of embeddings [N, D] as points of a space."""
     x, y = checked(embeddings, labels, what="embeddings")
-    points = project(x, check_space(space))
+    points = Space(space).project(x)
     return Geometry(float(covering_radii(points, y).mean()), inter_class_distance(points, y))
 
 
@@ -98,7 +100,7 @@ def geometry_rows(
     """Header and cells of a table: each run's test embeddings before training and after."""
     cells = []
     for run in runs:
-        for when, model in (("before training", untrained(run, device=device)), ("", None)):
+        for when, model in (("before training", load_untrained(run, device=device)), ("", None)):
             embedded = embed_test(run, data=data, device=device, reporter=reporter, model=model)
             cells.append([f"{run}, {when}" if when else f"{run}{_on_test(run)}", *_numbers(embedded)])
     return ["", "MAP@R", "covering radius", "inter-class distance"], cells

@@ -92,8 +92,8 @@ def describe(model: Model) -> Json:
         "mean": known["mean"],  # in the order R, G, B
         "std": known["std"],
         "output": {"name": OUTPUT, "type": "float32", "shape": ["batch", model.embedder.dim]},
-        "space": model.embedder.space,
-        "normalised": model.embedder.space == "cosine",
+        "space": model.embedder.space.value,
+        "normalised": model.embedder.space.has_unit_norm,
     }
 
 

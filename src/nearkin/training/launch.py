@@ -1,16 +1,28 @@
-"""TODO."""
+"""Start or resume a run: plan → folder → images → network → method → optimiser → loop."""
 
 import dataclasses
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from nearkin.console import Reporter
+from nearkin.data.datasets import load_dataset
+from nearkin.data.images import Images
+from nearkin.data.pixels.views import augment
 from nearkin.errors import NearkinError
-from nearkin.files import read_json, write_json
+from nearkin.files import Json, read_json, write_json
+from nearkin.methods.build import method
 from nearkin.networks.backbones import natural_plan
-from nearkin.training.loop import Training
+from nearkin.training.folds import train_folds
+from nearkin.training.images import Embedded, open_images, training_images
+from nearkin.training.loop import Network, Training
+from nearkin.training.model import Model, begin_short, build_embedder, embedding_dim
+from nearkin.training.optimiser import make_optimiser
 from nearkin.training.plan import Plan, make_plan
 from nearkin.training.run_folder import RunFolder
+from nearkin.training.tracking import Tracker
 
 
 def train(
@@ -18,33 +30,118 @@ def train(
     out: str | Path | None = None,
     resume: bool = False,
     reporter: Reporter | None = None,
+    after_test: Callable[[Embedded], object] | None = None,
     **settings: Any,
 ) -> RunFolder:
     """Train a model into a run folder and measure it on unseen classes. Settings are the fields of `Plan`.
 
+    `after_test` receives the test set as the final model embedded it; it is not called if the run was finished before.
     Within `keep_images_open()` trainings on the same images read them once.
     """
     run, plan = _open_run(out, resume, settings)
     if run.result.exists():
         return run
+    reporter = reporter or Reporter()
     if plan.folds and not plan.fold:
-        from nearkin.training.cross_validation import train_folds  # here, since it is built on this module
+        embedded = train_folds(run, plan, train_model, reporter=reporter)
+    else:
+        embedded = train_model(run, plan, reporter=reporter)
+    if after_test is not None:
+        after_test(embedded)
+    return run
 
-        return train_folds(run, plan, reporter=reporter or Reporter())
-    training = Training(plan, run, reporter or Reporter())
-    training._batches()  # refuses impossible batches before anything is written
+
+def train_model(run: RunFolder, plan: Plan, *, reporter: Reporter) -> Embedded:
+    """Train one model, from its last checkpoint if there is one; return the test set as it embeds it."""
+    training, head_scale = build_training(run, plan, reporter=reporter)
+    training.batches()  # refuses impossible batches before anything is written
     write_json(
         run.config,
         {
             "plan": dataclasses.asdict(plan),
             "method": str(training.method.spec),
             "space": training.method.ranked_in,
-            "resolved": training.resolved(),
+            "resolved": _resolved(training) | {"head_scale": head_scale},
         },
     )
     training.restore()
-    training.go()
-    return run
+    return training.train_to_end()
+
+
+def _resolved(training: Training) -> Json:
+    """The values that the plan's placeholders (0, -1, empty) stand for."""
+    plan = training.plan
+    return {
+        "size": training.model.size,
+        "images_per_class": training.method.images_per_class if plan.images_per_class < 0 else plan.images_per_class,
+        "head_lr": plan.head_lr or plan.lr,
+        "check_every": training.check_every,
+        "steps_per_epoch": training.per_epoch,
+        "training_images": len(training.train.images),
+        "training_classes": training.train.images.classes,
+    }
+
+
+def build_training(run: RunFolder, plan: Plan, *, reporter: Reporter) -> tuple[Training, float]:
+    """Build all that the loop needs; return it with the factor by which the head was rescaled.
+
+    The order of the steps is the order in which they draw random numbers.
+    """
+    torch.manual_seed(plan.own_seed)
+    torch.backends.cudnn.benchmark = True  # every training step has the same shapes
+    tracker = Tracker(run.path / "tensorboard" if plan.tensorboard else None, plan.select_by)
+
+    data = load_dataset(plan.data, halves=plan.halves)
+    for sentence in data.notes:
+        reporter.note(sentence)
+    train_set, validation_set = training_images(plan, data)
+
+    objective = method(plan.method, classes=train_set.classes, dim=embedding_dim(plan), space=plan.space or None)
+    if objective.needs_score and validation_set is None and plan.select != "test":
+        raise NearkinError(f"{plan.method} needs the score of held-out classes: set select=validation.")
+    embedder = build_embedder(plan, objective.space)
+    embedder.to(torch.device(plan.device), memory_format=torch.channels_last)  # type: ignore[call-overload]
+    model = Model(embedder, plan, train_set.names, space=objective.ranked_in)
+    normalise = embedder.trunk.normalise
+    view = augment(plan.augment, size=model.size, short=model.short, normalise=normalise, compiled=plan.compile)
+
+    train = open_images(model, train_set, "training", reporter=reporter)
+    _check_classes(train_set, train.images)
+    validation = None
+    if validation_set is not None:
+        validation = open_images(model, validation_set, "held-out", reporter=reporter)
+    test = open_images(model, data.test, "test", reporter=reporter)
+
+    head_scale = begin_short(model, train.store)
+    objective.bind(embedder)
+    objective.to(model.device)
+    objective.compiled = plan.compile
+    training = Training(
+        plan=plan,
+        run=run,
+        train=train,
+        validation=validation,
+        test=test,
+        augment=view,
+        model=model,
+        compiled=_compile(model) if plan.compile else embedder,
+        method=objective,
+        optimiser=make_optimiser(plan, embedder, objective),
+        tracker=tracker,
+        reporter=reporter,
+    )
+    return training, head_scale
+
+
+def _check_classes(wanted: Images, readable: Images) -> None:
+    if lost := sorted(set(wanted.names) - set(readable.names)):
+        raise NearkinError(f"No image of the training class {lost[0]!r} can be read: repair the class or remove it.")
+
+
+def _compile(model: Model) -> Network:
+    # Without CUDA graphs a compiled network waits for the host to launch its kernels, not for the GPU.
+    mode = "reduce-overhead" if model.device.type == "cuda" else "default"
+    return torch.compile(model.embedder, mode=mode)
 
 
 def _open_run(out: str | Path | None, resume: bool, settings: dict[str, Any]) -> tuple[RunFolder, Plan]:
@@ -56,13 +153,13 @@ def _open_run(out: str | Path | None, resume: bool, settings: dict[str, Any]) ->
         run = RunFolder(out)
         return run, make_plan(read_json(run.config)["plan"], {})
     plan = make_plan(settings, natural_plan(settings.get("backbone", Plan.backbone)))
-    run = RunFolder(out or _free_folder(plan))
+    run = RunFolder(out or _new_folder(plan))
     if run.config.exists():
-        raise NearkinError(f"{run.path} holds a run already: choose another --out, or go on with it by --resume.")
+        raise NearkinError(f"{run.path} already holds a run: choose another --out, or continue it with --resume.")
     return run, plan
 
 
-def _free_folder(plan: Plan) -> Path:
+def _new_folder(plan: Plan) -> Path:
     name = f"{plan.data.split(':')[0].split('(')[0]}-{plan.method.split('(')[0]}-{plan.backbone}-{plan.seed}"
     number = 1
     while (path := Path("runs") / (name if number == 1 else f"{name}-{number}")).exists():

@@ -1,4 +1,4 @@
-"""The one loop. A method hooks into it by its six verbs; nothing here knows which method it is."""
+"""The training loop. A method takes part through its six verbs; nothing here knows which method it is."""
 
 import dataclasses
 import math
@@ -10,22 +10,18 @@ import torch
 from torch import Tensor
 
 from nearkin.console import Reporter, Status, stop_on_interrupt
-from nearkin.data.datasets import load_dataset
-from nearkin.data.images import Dataset, Images
 from nearkin.data.pixels.tiles import Pixels
-from nearkin.data.pixels.views import augment
-from nearkin.data.splits import held_out, sample_fraction
+from nearkin.data.pixels.views import Augment
 from nearkin.errors import NearkinError
-from nearkin.evaluation import Scores, evaluate_under, protocol_of
+from nearkin.evaluation import Scores
 from nearkin.files import Json, provenance, read_tensors, write_json, write_tensors
-from nearkin.methods.base import Step
-from nearkin.methods.build import method
+from nearkin.methods.base import Method, Step
 from nearkin.methods.samplers import steps_per_epoch
 from nearkin.training import checkpoint
 from nearkin.training.checkpoint import write_classes, write_snapshot
-from nearkin.training.measure_run import open_images
-from nearkin.training.model import Model, Store, autocast, begin_short, build_embedder, embed_store, embedding_dim
-from nearkin.training.optimiser import checks_without_progress, lr_factor, make_optimiser, set_training
+from nearkin.training.images import Embedded, OpenImages, embed_images, measure
+from nearkin.training.model import Model, autocast, embed_store
+from nearkin.training.optimiser import checks_without_progress, lr_factor, set_training
 from nearkin.training.plan import Plan
 from nearkin.training.run_folder import RunFolder
 from nearkin.training.tracking import Tracker
@@ -33,120 +29,54 @@ from nearkin.training.tracking import Tracker
 Network = Callable[[Tensor], Tensor]
 
 SAVE_SECONDS = 60.0
-"""A checkpoint is written about this often: the most that a kill can cost."""
+"""Seconds between checkpoints: at most this much work is lost when the process is killed."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Part:
-    """Images with their pixels at hand."""
-
-    images: Images
-    store: Store
-
-
-def training_images(plan: Plan, data: Dataset) -> tuple[Images, Images | None]:
-    """What a run trains on, and the classes it holds out, where it does."""
-    train = sample_fraction(data.train, plan.fraction, seed=plan.seed)
-    if not plan.needs_held_out:
-        return train, None
-    return held_out(train, fraction=plan.held_out, fold=(plan.fold - 1, plan.folds) if plan.folds else None)
-
-
+@dataclasses.dataclass(kw_only=True, eq=False)
 class Training:
-    """One run: what it trains, with what, and how far it is."""
+    """One run: what the loop works with, all ready to use, and how far it is."""
 
-    def __init__(self, plan: Plan, run: RunFolder, reporter: Reporter) -> None:
-        torch.manual_seed(plan.own_seed)
-        self.plan, self.run, self.reporter = plan, run, reporter
-        self.device = torch.device(plan.device)
-        self.tracker = Tracker(run.path / "tensorboard" if plan.tensorboard else None, plan.select_by)
-        self.bad: list[str] = []  # images that cannot be read, each with the reason
-        data = load_dataset(plan.data, halves=plan.halves)
-        for sentence in data.notes:
-            reporter.note(sentence)
-        train, validation = training_images(plan, data)
+    plan: Plan
+    run: RunFolder
+    train: OpenImages
+    validation: OpenImages | None  # held-out training classes
+    test: OpenImages
+    augment: Augment
+    model: Model
+    compiled: Network  # the model's embedder, compiled if the plan asks for it
+    method: Method
+    optimiser: torch.optim.Optimizer
+    tracker: Tracker
+    reporter: Reporter
 
-        self.method = method(plan.method, classes=train.classes, dim=embedding_dim(plan), space=plan.space or None)
-        if self.method.needs_score and validation is None and plan.select != "test":
-            raise NearkinError(
-                f"{plan.method} goes by the score of held-out classes, and none are held out: set select=validation."
-            )
-        embedder = build_embedder(plan, self.method.space)
-        embedder.to(self.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
-        self.model = Model(embedder, plan, train.names, space=self.method.ranked_in)
-        size, short, normalise = self.model.size, self.model.short, embedder.trunk.normalise
-        self.augment = augment(plan.augment, size=size, short=short, normalise=normalise, compiled=plan.compile)
-        self.train = self._part(train, "training")
-        if lost := sorted(set(train.names) - set(self.train.images.names)):
-            raise NearkinError(f"No image of the training class {lost[0]!r} can be read: mend the class or remove it.")
-        self.validation = None if validation is None else self._part(validation, "held-out")
-        self.test = self._part(data.test, "test")
-
-        self.head_scale = begin_short(self.model, self.train.store)
-        self.method.bind(embedder)
-        self.method.to(self.device)
-        self.method.compiled = plan.compile
-        # Without CUDA graphs a compiled network waits for the host to launch its kernels, not for the GPU.
-        mode = "reduce-overhead" if self.device.type == "cuda" else "default"
-        self.compiled: Network = torch.compile(embedder, mode=mode) if plan.compile else embedder
-        torch.backends.cudnn.benchmark = True  # every training step has the same shapes
+    def __post_init__(self) -> None:
+        self.device = self.model.device
+        self.network: Network = self.model.embedder  # what a step calls; after warm-up the compiled one
         self.labels = self.train.images.labels.to(self.device)
-        self.optimiser = make_optimiser(plan, self._groups())
         self.base_lr = [group["lr"] for group in self.optimiser.param_groups]
-
-        self.per_epoch = steps_per_epoch(len(self.train.images), plan.batch)
-        self.check_every = plan.check_every or self.per_epoch
-        self.rng = torch.Generator(self.device).manual_seed(plan.own_seed)
-        self.losses = torch.zeros(self.per_epoch, device=self.device)  # of this epoch; read when it is over
+        self.per_epoch = steps_per_epoch(len(self.train.images), self.plan.batch)
+        self.check_every = self.plan.check_every or self.per_epoch
+        self.rng = torch.Generator(self.device).manual_seed(self.plan.own_seed)
+        self.losses = torch.zeros(self.per_epoch, device=self.device)  # of this epoch; read at its end
         self.step = 0
-        self.scores: list[float] = []  # of the checks, on held-out classes, or on test where that was asked for
-        self.trained = (0, 0.0)  # images and seconds of whole epochs after warm-up and compilation
+        self.scores: list[float] = []  # of the checks
         self.seconds = 0.0
-        self.paused = self.lap = self.watched = 0.0  # clocks: checks in this epoch, its beginning, the last look
-        self.timed = False
+        self.trained = (0, 0.0)  # images and seconds of whole epochs after warm-up and compilation
+        self.timed = False  # whether this epoch counts for them
+        self.epoch_began = self.paused = self.shown = 0.0  # clocks: start of epoch, its checks, last status line
         self.kept = False  # a model was kept since the last checkpoint
-        self.network: Network = embedder
-
-    def _part(self, images: Images, what: str) -> Part:
-        store, images, bad = open_images(self.model, images, what, reporter=self.reporter)
-        self.bad += [str(image) for image in bad]
-        return Part(images, store)
-
-    def _groups(self) -> list[dict[str, Any]]:
-        embedder = self.model.embedder
-        trunk = {id(p) for p in embedder.trunk.parameters()}
-        head = [p for p in embedder.parameters() if id(p) not in trunk]
-        return [
-            {"params": list(embedder.trunk.parameters()), "lr": self.plan.lr},
-            {"params": head, "lr": self.plan.head_lr or self.plan.lr},
-            *self.method.groups(self.plan.lr),
-        ]
-
-    def resolved(self) -> Json:
-        """What the plan's blanks (0, -1, empty) came to."""
-        own = self.plan.images_per_class
-        return {
-            "size": self.model.size,
-            "images_per_class": self.method.images_per_class if own < 0 else own,
-            "head_lr": self.plan.head_lr or self.plan.lr,
-            "head_scale": self.head_scale,
-            "check_every": self.check_every,
-            "steps_per_epoch": self.per_epoch,
-            "training_images": len(self.train.images),
-            "training_classes": self.train.images.classes,
-        }
 
     # The loop.
 
-    def go(self) -> Scores:
-        """Train to the end from wherever this run is, and measure what is kept."""
+    def train_to_end(self) -> Embedded:
+        """Train from the current step to the end; measure the model that is kept and return the embedded test set."""
         self.tracker.begin(self.run.events() if self.step else [])
         if self.step == 0:
             self._before_first_step()
         began = saved = time.monotonic()
         before = self.seconds
         total = self.plan.epochs * self.per_epoch
-        batches = self._batches()
+        batches = self.batches()
         self._begin_epoch()
         with stop_on_interrupt() as asked, self.reporter.training(total) as status:
             while self.step < total and not self._out_of_patience():
@@ -170,14 +100,15 @@ class Training:
             self._save()
         return self._finish()
 
-    def _batches(self) -> Iterator[tuple[Tensor, Pixels]]:
-        own = self.plan.images_per_class
+    def batches(self) -> Iterator[tuple[Tensor, Pixels]]:
+        """Endless batches from the current step on: rows and their pixels."""
+        asked = self.plan.images_per_class
         rows = self.method.batches(
             self.train.images.labels,
             self.plan.batch,
             seed=self.plan.own_seed,
             start=self.step,
-            images_per_class=None if own < 0 else own,
+            images_per_class=None if asked < 0 else asked,
         )
         return self.train.store.follow(rows, read_ahead=0 if self.method.reads_state else 2)
 
@@ -224,11 +155,11 @@ class Training:
             group["lr"] = lr * factor
         # An epoch that a resumed run enters in the middle, or that compiles, is not timed.
         self.timed = self.step % self.per_epoch == 0 and epoch > self.plan.warmup
-        self.paused, self.lap = 0.0, time.monotonic()
+        self.paused, self.epoch_began = 0.0, time.monotonic()
 
     def _end_epoch(self) -> None:
         loss = self._finite_losses(self.per_epoch).mean().item()  # waits for the device
-        seconds = time.monotonic() - self.lap - self.paused
+        seconds = time.monotonic() - self.epoch_began - self.paused
         images = self.per_epoch * self.plan.batch
         if self.timed:
             self.trained = (self.trained[0] + images, self.trained[1] + seconds)
@@ -259,14 +190,14 @@ class Training:
 
     def _watch(self, status: Status) -> None:
         now = time.monotonic()
-        if self.reporter.watched and now - self.watched > 1:  # one look a second: the step itself never waits
+        if self.reporter.watched and now - self.shown > 1:  # one look a second: the step itself never waits
             within = (self.step - 1) % self.per_epoch
-            speed = (within + 1) * self.plan.batch / max(now - self.lap - self.paused, 1e-9)
+            speed = (within + 1) * self.plan.batch / max(now - self.epoch_began - self.paused, 1e-9)
             best = f" · {self.plan.select_by} {self.scores[-1]:.1f}" if self.scores else ""
             epoch = (self.step - 1) // self.per_epoch + 1
             loss = self._finite_losses(within + 1)[-1].item()
             status(self.step, f"epoch {epoch}/{self.plan.epochs} · loss {loss:.3f}{best} · {speed:,.0f} images/s")
-            self.watched = now
+            self.shown = now
 
     def _finite_losses(self, count: int) -> Tensor:
         losses = self.losses[:count].cpu()
@@ -286,19 +217,11 @@ class Training:
         precision = self.plan.precision
         return embed_store(self.model.embedder, self.train.store, view, index=index, precision=precision)
 
-    def _measure(self, part: Part, metrics: tuple[str, ...], what: str) -> Scores:
-        with self.reporter.bar(f"embedding ({what})") as progress:
-            x = embed_store(
-                self.model.embedder, part.store, self.model.view, precision=self.plan.precision, progress=progress
-            )
-        return evaluate_under(
-            protocol_of(part.images),
-            x,
-            part.images.labels.to(x.device),
-            metrics=metrics,
-            space=self.method.ranked_in,
-            seed=self.plan.seed,
-        )
+    def _measure(self, opened: OpenImages, metrics: tuple[str, ...], what: str) -> Scores:
+        return measure(self._embed_all(opened, what), metrics)
+
+    def _embed_all(self, opened: OpenImages, what: str) -> Embedded:
+        return embed_images(self.model, opened, reporter=self.reporter, title=f"embedding ({what})")
 
     # What is kept.
 
@@ -353,22 +276,25 @@ class Training:
         self.trained = (about["trained"][0], about["trained"][1])
         self.run.keep_events(about["events"])
 
-    def _finish(self) -> Scores:
+    def _finish(self) -> Embedded:
         if self.plan.select == "last" or not self.scores:
             self._keep()
         tensors, about = read_tensors(self.run.model)
         self.model.embedder.load_state_dict(tensors)
-        scores = self._measure(self.test, self.plan.metrics, "test")
+        embedded = self._embed_all(self.test, "test")
+        scores = measure(embedded, self.plan.metrics)
         self.tracker.add({"event": "kept", "step": about["step"], "scores": scores})
         self.tracker.close()
         images, seconds = self.trained
+        opened = [each for each in (self.train, self.validation, self.test) if each is not None]
+        unreadable = [image for each in opened for image in each.unreadable]
         before = next(e["scores"] for e in self.run.events() if e["event"] == "test")
         result: Json = {
             "scores": scores,
             "before": before,
             "queries": scores.queries,
             "left_out": scores.left_out,
-            "unreadable": self.bad,
+            "unreadable": [str(image) for image in unreadable],
             "select": self.plan.select,
             "kept_epoch": about["epoch"],
             "method": str(self.method.spec),
@@ -381,4 +307,4 @@ class Training:
         if self.scores:
             result["held_out" if self.plan.select != "test" else "test_chosen"] = max(self.scores)
         write_json(self.run.result, result)
-        return scores
+        return embedded

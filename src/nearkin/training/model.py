@@ -18,10 +18,10 @@ from nearkin.data.pixels.tiles import Pixels
 from nearkin.data.pixels.views import Normalise, centre, short_side
 from nearkin.errors import NearkinError
 from nearkin.files import Json, content_digest, read_json, read_tensors
+from nearkin.methods.build import method
 from nearkin.networks.backbones import Trunk, trunk
 from nearkin.networks.embedder import Embedder
 from nearkin.networks.timm_models import set_drop_path
-from nearkin.space import project
 from nearkin.training.optimiser import set_training
 from nearkin.training.plan import Plan, make_plan, resolve_device
 from nearkin.training.run_folder import RunFolder
@@ -70,7 +70,7 @@ class Ensemble(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """The embeddings [B, dim]."""
-        return project(torch.cat([part(x) for part in self.parts], dim=1), self.space)
+        return self.space.project(torch.cat([part(x) for part in self.parts], dim=1))
 
 
 @torch.no_grad()
@@ -150,10 +150,6 @@ class Model:
         }
 
 
-SHORT = {"euclidean": 11.0, "inner": 4.0}
-"""Length of embeddings at the start, on average, in the spaces that keep it; inner products go with its square."""
-
-
 @torch.no_grad()
 def begin_short(model: Model, store: Store) -> float:
     """Scale the head of a new network so that embeddings of training images are SHORT; says by how much.
@@ -163,7 +159,7 @@ def begin_short(model: Model, store: Store) -> float:
     of 1 or 2 `lifted` learns little; so does `n_pair` from 11, where a network learns from nothing.
     """
     embedder, plan = model.embedder, model.plan
-    wanted = SHORT.get(embedder.space)
+    wanted = embedder.space.initial_norm
     if wanted is None or not plan.short_start or isinstance(embedder, Ensemble) or embedder.head.linear is None:
         return 1.0
     rows = torch.linspace(0, len(store) - 1, min(plan.batch, len(store))).long()  # from all over
@@ -206,6 +202,23 @@ def load(run: str | Path, *, device: str = "auto") -> Model:
         embedder.trunk.normalise = Normalise(tuple(known["mean"]), tuple(known["std"]), known["bgr"])
         plan = dataclasses.replace(plan, size=known["size"])
     return Model(embedder.to(on).eval(), plan, about["names"])
+
+
+def load_untrained(run: str | Path, *, device: str = "auto") -> Model:
+    """The model that a run began with; of folds, all of them as one."""
+    folder = RunFolder(run)
+    if parts := folder.parts():
+        return joined([load_untrained(part.path, device=device) for part in parts])
+    config, (_, about) = read_json(folder.config), read_tensors(folder.model)
+    plan = make_plan({**config["plan"], "device": device, "precision": "auto"}, {})
+    with torch.random.fork_rng():
+        torch.manual_seed(plan.own_seed)
+        method(plan.method, classes=len(about["names"]), dim=plan.dim)  # draws before the network does
+        embedder = build_embedder(plan, config["space"])
+    if embedder.head.linear is not None:
+        with torch.no_grad():
+            embedder.head.linear.weight *= config.get("resolved", {}).get("head_scale", 1.0)  # older runs have none
+    return Model(embedder.to(plan.device).eval(), plan, about["names"])
 
 
 def joined(models: Sequence[Model]) -> Model:

@@ -1,4 +1,4 @@
-"""TODO."""
+"""Optimiser, learning-rate schedule, and which parameters train in an epoch."""
 
 import math
 from collections.abc import Sequence
@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from nearkin.methods.base import Method
+from nearkin.networks.embedder import Embedder
 from nearkin.training.plan import Plan
 
 
@@ -35,8 +37,16 @@ def checks_without_progress(scores: Sequence[float]) -> int:
     return len(scores) - 1 - scores.index(max(scores)) if scores else 0
 
 
-def make_optimiser(plan: Plan, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
-    """The plan's optimiser over parameter groups that carry their learning rate."""
+def make_optimiser(plan: Plan, embedder: Embedder, method: Method) -> torch.optim.Optimizer:
+    """Return the plan's optimiser over trunk, head and the method's own parameters, each with its learning rate."""
+    trunk = list(embedder.trunk.parameters())
+    known = {id(p) for p in trunk}
+    head = [p for p in embedder.parameters() if id(p) not in known]
+    groups: list[dict[str, Any]] = [
+        {"params": trunk, "lr": plan.lr},
+        {"params": head, "lr": plan.head_lr or plan.lr},
+        *method.groups(plan.lr),
+    ]
     fused = plan.device.startswith("cuda")
     if plan.optimiser == "adamw":
         return torch.optim.AdamW(groups, weight_decay=plan.weight_decay, fused=fused)

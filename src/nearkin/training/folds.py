@@ -1,0 +1,83 @@
+"""Cross-validation over classes: each model holds out another block of the training classes.
+
+The protocol of Musgrave, Belongie, Lim: A Metric Learning Reality Check (ECCV 2020), as CCP uses it. The training
+classes are cut into n contiguous blocks. Model i trains on all blocks but i, whose MAP@R selects its epoch. All models
+are tested on the classes of the other half. The folder is a run folder whose scores are of two kinds:
+
+    "MAP@R"         the mean of the scores of the n models
+    "MAP@R 512-d"   the score of their embeddings side by side
+"""
+
+import dataclasses
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+
+from nearkin.console import Reporter
+from nearkin.errors import NearkinError
+from nearkin.files import Json, provenance, read_json, write_json
+from nearkin.methods.build import method
+from nearkin.training.images import Embedded, measure
+from nearkin.training.measure_run import embed_test
+from nearkin.training.plan import Plan
+from nearkin.training.run_folder import RunFolder
+from nearkin.training.run_metric import RunMetric
+
+
+def train_folds(run: RunFolder, plan: Plan, train_model: Callable[..., Embedded], *, reporter: Reporter) -> Embedded:
+    """Train the model of every unfinished fold, measure all, and return the test set as they embed it together.
+
+    `train_model(run, plan, reporter=…)` trains one model into a run folder, or resumes it.
+    """
+    parts = [RunFolder(run.path / f"fold-{number}") for number in range(1, plan.folds + 1)]
+    example = method(plan.method, classes=2, dim=plan.dim, space=plan.space or None)
+    write_json(
+        run.config,
+        {
+            "plan": dataclasses.asdict(plan),
+            "method": str(example.spec),
+            "space": example.ranked_in,
+            "parts": [part.path.name for part in parts],
+        },
+    )
+    try:
+        for number, part in enumerate(parts, start=1):
+            reporter.note(f"Fold {number} of {plan.folds}")
+            if not part.result.exists():
+                train_model(part, dataclasses.replace(plan, fold=number), reporter=reporter)
+            part.checkpoint.unlink(missing_ok=True)  # three times the size of the model, and no longer needed
+    except NearkinError:
+        if not parts[0].config.exists():
+            run.config.unlink()  # settings that cannot work leave no run behind
+        raise
+    results = [read_json(part.result) for part in parts]
+    embedded = embed_test(run.path, device=plan.device, reporter=reporter)
+    scores = measure(embedded, plan.metrics)
+    joint = {str(RunMetric(name, plan.dim * plan.folds)): value for name, value in scores.items()}
+    write_json(run.result, _together(results, joint, plan))
+    return embedded
+
+
+def _together(results: Sequence[Json], joint: Mapping[str, float], plan: Plan) -> Json:
+    """The result of a run of folds, in the form that every run's has."""
+
+    def mean(values: Sequence[float]) -> float:
+        return statistics.fmean(values)
+
+    def scores(which: str) -> dict[str, float]:
+        return {name: mean([result[which][name] for result in results]) for name in results[0][which]}
+
+    first, speeds = results[0], [r["images_per_second"] for r in results if r["images_per_second"]]
+    own = ("scores", "kept_epoch", "held_out", "steps", "seconds")
+    return {
+        "scores": scores("scores") | dict(joint),
+        "before": scores("before"),
+        **{name: first[name] for name in ("queries", "left_out", "unreadable", "select", "method")},
+        "kept_epoch": mean([result["kept_epoch"] for result in results]),
+        **({"held_out": mean([result["held_out"] for result in results])} if "held_out" in first else {}),
+        "seed": plan.seed,
+        "steps": round(mean([result["steps"] for result in results])),
+        "seconds": round(sum(result["seconds"] for result in results), 1),
+        "images_per_second": round(mean(speeds), 1) if speeds else None,
+        "folds": [{name: result[name] for name in own if name in result} for result in results],
+        **provenance(),
+    }

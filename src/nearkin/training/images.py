@@ -1,0 +1,69 @@
+"""The images of a run: which ones train, and how they are opened, embedded and measured."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from torch import Tensor
+
+from nearkin.console import Reporter
+from nearkin.data.images import Dataset, Images
+from nearkin.data.pixels.decode import BadImage
+from nearkin.data.pixels.open import Store, left_out, open_store
+from nearkin.data.splits import held_out, sample_fraction
+from nearkin.evaluation import Scores, evaluate_under, protocol_of
+from nearkin.files import cache_dir
+from nearkin.training.model import Model
+from nearkin.training.plan import Plan
+
+
+class OpenImages(NamedTuple):
+    """Images with their pixels at hand."""
+
+    store: Store
+    images: Images  # those that can be read, in the order of the store
+    unreadable: list[BadImage]
+
+
+class Embedded(NamedTuple):
+    """Images with their embeddings, and the model that made them."""
+
+    x: Tensor
+    images: Images
+    model: Model
+
+
+def training_images(plan: Plan, data: Dataset) -> tuple[Images, Images | None]:
+    """Return the images a run trains on, and those of its held-out classes if it needs any."""
+    train = sample_fraction(data.train, plan.fraction, seed=plan.seed)
+    if not plan.needs_held_out:
+        return train, None
+    return held_out(train, fraction=plan.held_out, fold=(plan.fold - 1, plan.folds) if plan.folds else None)
+
+
+def open_images(model: Model, images: Images, what: str, *, reporter: Reporter) -> OpenImages:
+    """Open images at the size a model needs; report those that cannot be read. `what` is "training", "test", …"""
+    with reporter.bar(f"reading {what} images") as progress:
+        store, good, bad = open_store(
+            images,
+            short=model.short,
+            channels=model.embedder.trunk.channels,
+            device=model.device,
+            cache=cache_dir(),
+            progress=progress,
+        )
+    if bad:
+        reporter.note(left_out(bad, images, what))
+    return OpenImages(store, good, bad)
+
+
+def embed_images(model: Model, opened: OpenImages, *, reporter: Reporter, title: str = "embedding") -> Embedded:
+    """Embed opened images under a progress bar."""
+    with reporter.bar(title) as progress:
+        return Embedded(model.embed_store(opened.store, progress=progress), opened.images, model)
+
+
+def measure(embedded: Embedded, metrics: Sequence[str]) -> Scores:
+    """Score embedded images under their protocol, in the space their model is measured in."""
+    x, images, model = embedded
+    labels = images.labels.to(x.device)
+    return evaluate_under(protocol_of(images), x, labels, metrics=metrics, space=model.space, seed=model.plan.seed)
