@@ -28,14 +28,14 @@ from nearkin.files import read_json, write_json
 from nearkin.methods.base import Step
 from nearkin.methods.build import method
 from nearkin.networks.backbones import natural_plan
-from nearkin.space import project
+from nearkin.space import Space
 from nearkin.training.model import Model, build_embedder
 from nearkin.training.plan import make_plan
 
 C2 = "contrastive(form=c2, positive=0, negative=0.3841)"
 MS = "multi_similarity(alpha=2, beta=40, base=0.5, mining=False)"
 ROWS = {"C2": C2, "C2-CCP": f"ccp({C2})", "MS": MS, "MS-CCP": f"ccp({MS})"}
-FOLDS, DIM, SPACE, CHECK = 4, 128, "ball", 25
+FOLDS, DIM, SPACE, CHECK = 4, 128, Space.BALL, 25
 SIZES = ("128-d", "512-d")  # one model, all of them side by side
 Row = dict[str, list[float]]
 
@@ -62,7 +62,7 @@ def take(known: Known, images: Images, part: Images) -> Known:
 
 def score(head: nn.Module, known: Known) -> float:
     """MAP@R of a head."""
-    return float(evaluate(project(head(known.x), SPACE), known.y, metrics=["MAP@R"], space=SPACE)["MAP@R"])
+    return float(evaluate(SPACE.project(head(known.x)), known.y, metrics=["MAP@R"], space=SPACE)["MAP@R"])
 
 
 def train(spec: str, known: Known, chooses: Known, *, steps: int, lr: float, seed: int) -> tuple[nn.Linear, int]:
@@ -73,7 +73,7 @@ def train(spec: str, known: Known, chooses: Known, *, steps: int, lr: float, see
     m.bind(head)
 
     def embed(index: Tensor | None = None, *, augment: bool = False) -> Tensor:  # noqa: ARG001
-        return project(head(known.x if index is None else known.x[index]), SPACE)
+        return SPACE.project(head(known.x if index is None else known.x[index]))
 
     with torch.no_grad():
         m.at_check(head, embed, known.y)
@@ -81,7 +81,7 @@ def train(spec: str, known: Known, chooses: Known, *, steps: int, lr: float, see
     optimiser = torch.optim.Adam(groups, weight_decay=1e-4)
     best, at, kept = -1.0, 0, head.weight.detach().clone()
     for number, index in enumerate(m.batches(known.y, 32, seed=seed, images_per_class=4), start=1):
-        now = Step(project(head(known.x[index]), SPACE), known.y[index], head, known.x[index], index)
+        now = Step(SPACE.project(head(known.x[index])), known.y[index], head, known.x[index], index)
         optimiser.zero_grad()
         m.loss(now).backward()
         m.after_backward(head)
@@ -110,7 +110,7 @@ def measure(spec: str, data: Dataset, known: Known, test: Known, *, seeds: int, 
             heads.append(head)
             row["steps"].append(at)
         row["128-d"].append(sum(score(head, test) for head in heads) / FOLDS)
-        beside = project(torch.cat([project(head(test.x), SPACE) for head in heads], 1), SPACE)
+        beside = SPACE.project(torch.cat([SPACE.project(head(test.x)) for head in heads], 1))
         row["512-d"].append(score(nn.Identity(), Known(beside, test.y)))
     return row
 

@@ -13,6 +13,7 @@ from nearkin.methods.base import Loss
 from nearkin.methods.build import method
 from nearkin.methods.losses import LOSSES
 from nearkin.methods.relation import References, relate
+from nearkin.space import Space
 from nearkin.spec import Call, option_names
 
 GRID = 33
@@ -42,7 +43,7 @@ def gradient_weights(loss: Loss, similarity: Tensor) -> tuple[Tensor, Tensor]:
             zero = torch.zeros_like(s[0])
             vectors = torch.stack([torch.stack([s[0], side[0], zero]), torch.stack([s[1], zero, side[1]])])
             refs = References(vectors, labels, None, 0 if loss.proxies is None else 1)
-            value = loss.objective(relate(sample, label, refs, "cosine"))
+            value = loss.objective(relate(sample, label, refs, Space.COSINE))
             gradient = torch.autograd.grad(value, s)[0] if value.requires_grad else torch.zeros_like(s)
             pull[i, j], push[i, j] = -gradient[0], gradient[1]
     return pull, push

@@ -1,7 +1,8 @@
-"""TODO."""
+"""The four spaces embeddings can live in, and the precision that similarities and state never fall below."""
 
 from collections.abc import Callable
-from typing import Literal, get_args
+from enum import StrEnum
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -9,25 +10,85 @@ from torch import Tensor
 from nearkin.errors import NearkinError
 from nearkin.spec import nearest
 
-Space = Literal["cosine", "ball", "euclidean", "inner"]
-SPACES: tuple[Space, ...] = get_args(Space)
+
+class Space(StrEnum):
+    """A geometry for embeddings, made from its name: `Space("cosine")`. It is a string, so files store the name.
+
+    `norm_floor`: a vector is divided by its norm, or by this if the norm is smaller, so a zero vector stays zero with a
+    bounded gradient; None leaves vectors unchanged. `by_distance`: the similarity is 1 − ‖x − v‖²/2, else x·v.
+    `initial_norm`: mean embedding norm a network starts training with; None where the space fixes the norm.
+    """
+
+    norm_floor: float | None
+    by_distance: bool
+    initial_norm: float | None
+
+    COSINE = "cosine", 1e-6, False, None
+    BALL = "ball", 1.0, True, None
+    EUCLIDEAN = "euclidean", None, True, 11.0
+    INNER = "inner", None, False, 4.0
+
+    def __new__(
+        cls, name: str, norm_floor: float | None = None, by_distance: bool = False, initial_norm: float | None = None
+    ) -> Self:
+        space = str.__new__(cls, name)
+        space._value_ = name
+        space.norm_floor, space.by_distance, space.initial_norm = norm_floor, by_distance, initial_norm
+        return space
+
+    @classmethod
+    def _missing_(cls, value: object) -> None:
+        names = [space.value for space in cls]
+        raise NearkinError(f"There is no space {value!r}.{nearest(str(value), names)} There are: {', '.join(names)}.")
+
+    @property
+    def has_unit_norm(self) -> bool:
+        """Whether all points have norm 1."""
+        return self is Space.COSINE
+
+    @property
+    def is_monotone_in_distance(self) -> bool:
+        """Whether d² = 2 − 2s, so that similarity and Euclidean distance give the same order."""
+        return self is not Space.INNER
+
+    @property
+    def ranked_in(self) -> "Space":
+        """The space to measure and search in: by inner products the longest vectors would be near to everything."""
+        return Space.COSINE if self is Space.INNER else self
+
+    def project(self, v: Tensor) -> Tensor:
+        """Vectors as points of the space: unit vectors (cosine), v if ‖v‖ ≤ 1 else v/‖v‖ (ball), else v itself."""
+        v = at_least_float32(v)
+        return v if self.norm_floor is None else v / norm(v).clamp_min(self.norm_floor)
+
+    def pairwise(self, x: Tensor, v: Tensor) -> Tensor:
+        """Similarity [B, R] of projected points x [B, D] and v [R, D]."""
+        return self.similarity(x @ v.T, x, v)
+
+    def similarity(self, products: Tensor, x: Tensor, v: Tensor) -> Tensor:
+        """Similarity [B, R] of projected points whose products x·v are known."""
+        if not self.by_distance:
+            return products
+        return products + (1 - (x.square().sum(-1)[:, None] + v.square().sum(-1)) / 2)
+
+    def rowwise(self, x: Tensor, v: Tensor) -> Tensor:
+        """Similarity [N] of each projected point x [N, D] with the point v of the same row."""
+        return 1 - (x - v).square().sum(-1) / 2 if self.by_distance else (x * v).sum(-1)
 
 
-def check_space(space: str) -> Space:
-    """The space's name, or a sentence that lists the three."""
-    for known in SPACES:
-        if space == known:
-            return known
-    raise NearkinError(f"There is no space {space!r}.{nearest(space, SPACES)} There are: {', '.join(SPACES)}.")
+def norm(v: Tensor) -> Tensor:
+    """Euclidean norms [..., 1] of vectors [..., D]."""
+    out: Tensor = torch.linalg.vector_norm(v, dim=-1, keepdim=True)
+    return out
 
 
 def at_least_float32(v: Tensor) -> Tensor:
-    """Lower precision is raised to float32, float64 stays: similarities and state are never below float32."""
+    """Raise lower precision to float32; float64 stays."""
     return v if v.dtype in (torch.float32, torch.float64) else v.float()
 
 
 def never_lower(fn: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-    """What a module's `.half()` or `.bfloat16()` applies to its state, with the precision left: the device follows."""
+    """Wrap what `.half()` or `.bfloat16()` applies to a module's state: move the device, keep the precision."""
 
     def keep(t: Tensor) -> Tensor:
         out = fn(t)
@@ -35,34 +96,3 @@ def never_lower(fn: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
         return t.to(out.device) if low else out
 
     return keep
-
-
-# A vector is divided by its norm, or by this where that is smaller: a zero vector stays zero, with a bounded gradient.
-_FLOOR: dict[Space, float] = {"cosine": 1e-6, "ball": 1.0}
-
-
-def project(v: Tensor, space: Space) -> Tensor:
-    """The vectors as points of the space: unit vectors (cosine), v if ‖v‖ ≤ 1 else v/‖v‖ (ball), else v itself."""
-    v = at_least_float32(v)
-    return v / _norm(v).clamp_min(_FLOOR[space]) if space in _FLOOR else v
-
-
-def keeps_length(space: Space) -> bool:
-    """Whether a vector of any length is a point of the space: there the scale of a network's output matters."""
-    return space not in _FLOOR
-
-
-def _norm(v: Tensor) -> Tensor:
-    norm: Tensor = torch.linalg.vector_norm(v, dim=-1, keepdim=True)
-    return norm
-
-
-def pairwise(x: Tensor, v: Tensor, space: Space) -> Tensor:
-    """Similarity [B, R] of projected points: x·v (cosine, inner), or 1 − ‖x − v‖²/2, so that d² = 2 − 2s as there."""
-    return _similarity(x @ v.T, x, v, space)
-
-
-def _similarity(products: Tensor, x: Tensor, v: Tensor, space: Space) -> Tensor:
-    if space in ("cosine", "inner"):
-        return products
-    return products + (1 - (x.square().sum(-1)[:, None] + v.square().sum(-1)) / 2)

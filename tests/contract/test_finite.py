@@ -21,6 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from nearkin.methods.losses import LOSSES
 from nearkin.methods.relation import EMPTY, References, relate
+from nearkin.space import Space
 
 FLOAT32 = torch.float32
 
@@ -117,7 +118,7 @@ def test_long_inner_products(spec):
     x, y = random()
     x = torch.cat([x, -x])
     y = torch.cat([y, y])
-    r = relate(x, y, m.references(x, y), "inner")
+    r = relate(x, y, m.references(x, y), Space.INNER)
     for largest in (3.0, 100.0):
         factor = largest / float(r.s.detach().abs().max())
         check_method(m, x * (factor if getattr(m, "proxies", None) is not None else factor**0.5), y, largest)

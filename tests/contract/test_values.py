@@ -5,7 +5,7 @@ import torch
 from contract.cases import CLASSES, DIM, PAIR_SPECS, PROXY_SPECS, SURE_SPECS, batch, build, oracle, strangers
 
 from nearkin.methods.relation import References, relate
-from nearkin.space import SPACES
+from nearkin.space import Space
 
 
 def close(got, want):
@@ -14,7 +14,7 @@ def close(got, want):
     assert float(got.detach()) == pytest.approx(want, rel=1e-8, abs=1e-10)
 
 
-@pytest.mark.parametrize("space", SPACES)
+@pytest.mark.parametrize("space", Space)
 @pytest.mark.parametrize("spec", SURE_SPECS)
 def test_random_batches(spec, space):
     m = build(spec, space=space).double()

@@ -10,7 +10,7 @@ from torch import Tensor
 from nearkin.errors import NearkinError
 from nearkin.evaluation import DEFAULT_METRICS, evaluate
 from nearkin.evaluation import positive_ranks as ranks_module
-from nearkin.space import SPACES, Space
+from nearkin.space import Space
 
 
 def made(count: int, classes: int, *, seed: int, dim: int = 5, copies: int = 0) -> tuple[Tensor, Tensor]:
@@ -36,7 +36,7 @@ def assert_same(ours: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
         )
 
 
-@pytest.mark.parametrize("space", SPACES)
+@pytest.mark.parametrize("space", Space)
 @pytest.mark.parametrize(("classes", "copies"), [(40, 0), (40, 25), (4, 30), (1, 3)])
 def test_leave_self_out_agrees_with_the_oracle(space: Space, classes: int, copies: int) -> None:
     x, y = made(70, classes, seed=classes, copies=copies)
@@ -44,7 +44,7 @@ def test_leave_self_out_agrees_with_the_oracle(space: Space, classes: int, copie
     assert_same(ours, naive.per_query(x, y, x, y, list(range(70)), space))
 
 
-@pytest.mark.parametrize("space", SPACES)
+@pytest.mark.parametrize("space", Space)
 @pytest.mark.parametrize("classes", [30, 3])
 def test_query_gallery_agrees_with_the_oracle(space: Space, classes: int) -> None:
     x, y = made(90, classes, seed=classes + 1, copies=40)
@@ -96,7 +96,7 @@ def test_block_size_and_threads_do_not_matter(rows: int, threads: int, monkeypat
     assert seen == [(min(start + rows, 150), 150) for start in range(0, 150, rows)]
 
 
-@pytest.mark.parametrize("space", SPACES)
+@pytest.mark.parametrize("space", Space)
 def test_the_order_of_the_items_does_not_matter_even_with_ties(space: Space) -> None:
     x, y = made(203, 30, seed=5, dim=17, copies=150)
     order = torch.randperm(203, generator=torch.Generator().manual_seed(0))
@@ -105,7 +105,7 @@ def test_the_order_of_the_items_does_not_matter_even_with_ties(space: Space) -> 
     assert_same(after, {name: value[order] for name, value in before.items()})
 
 
-@pytest.mark.parametrize("space", SPACES)
+@pytest.mark.parametrize("space", Space)
 @pytest.mark.parametrize("count", [7, 33, 1001])
 def test_embeddings_that_are_all_alike_score_nothing(space: Space, count: int) -> None:
     x = torch.randn(64, generator=torch.Generator().manual_seed(1)).expand(count, 64)
@@ -286,7 +286,7 @@ def test_tf32_is_off_during_the_product_and_back_afterwards() -> None:
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-@pytest.mark.parametrize("space", SPACES)
+@pytest.mark.parametrize("space", Space)
 @pytest.mark.parametrize("tf32", [False, True])
 def test_a_gpu_gives_the_same(space: Space, tf32: bool) -> None:
     x, y = made(300, 40, seed=11, dim=32, copies=100)

@@ -11,7 +11,7 @@ from nearkin.methods.losses.contrastive import Contrastive
 from nearkin.methods.losses.proxy_anchor import ProxyAnchor
 from nearkin.methods.strategies import STRATEGIES
 from nearkin.methods.strategies.xbm import XBM
-from nearkin.space import SPACES
+from nearkin.space import Space
 
 
 def batch(size=6, dim=4, classes=3):
@@ -47,7 +47,7 @@ def test_a_strategy_has_a_natural_inner_loss(name):
     assert m.images_per_class == m.inner.images_per_class
 
 
-@pytest.mark.parametrize("space", [None, *SPACES])
+@pytest.mark.parametrize("space", [None, *Space])
 def test_one_space_for_all(space):
     m = method("xbm(contrastive)", classes=3, dim=4, space=space)
     assert m.space == m.inner.space == (space or "cosine")

@@ -24,7 +24,7 @@ from nearkin.methods.relation import (
     total_of,
     weighted,
 )
-from nearkin.space import SPACES, at_least_float32, check_space, pairwise, project
+from nearkin.space import Space, at_least_float32
 
 AXES = ("row", "column")
 
@@ -47,7 +47,7 @@ def naive_similarity(a, b, space):
     return sum(p * q for p, q in zip(a, b, strict=True))
 
 
-@pytest.mark.parametrize("space", SPACES)
+@pytest.mark.parametrize("space", Space)
 def test_relate_in_every_space(space):
     x, v = some(4, 3, scale=0.8), some(5, 3, seed=1, scale=0.8)
     v[0] = 0  # the zero vector is a point of every space
@@ -66,14 +66,14 @@ def test_relate_in_every_space(space):
     assert r.per_class == 0
 
 
-@pytest.mark.parametrize("space", ["cosine", "ball", "euclidean"])
+@pytest.mark.parametrize("space", [Space.COSINE, Space.BALL, Space.EUCLIDEAN])
 def test_distance_is_two_minus_twice_the_similarity(space):
     """On the sphere that holds by geometry, in the ball by definition."""
     r = relate(some(4, 3), torch.arange(4), References(some(6, 3, seed=1), torch.arange(6)), space)
     torch.testing.assert_close(squared_distance(r), 2 - 2 * r.s)
 
 
-@pytest.mark.parametrize("space", SPACES)
+@pytest.mark.parametrize("space", Space)
 def test_distances_are_euclidean(space):
     r = relate(some(4, 3), torch.arange(4), References(some(6, 3, seed=1), torch.arange(6)), space)
     for i in range(4):
@@ -85,7 +85,7 @@ def test_distances_are_euclidean(space):
 
 def test_coinciding_points_have_a_small_distance_and_no_gradient():
     x = torch.tensor([[0.6, 0.8], [0.6, 0.8]], requires_grad=True)
-    r = relate(x, torch.tensor([0, 0]), batch_references(x, torch.tensor([0, 0])), "cosine")
+    r = relate(x, torch.tensor([0, 0]), batch_references(x, torch.tensor([0, 0])), Space.COSINE)
     assert (squared_distance(r) >= 0).all()
     assert (distance(r) < 1e-2).all()
     distance(r).sum().backward()
@@ -95,7 +95,7 @@ def test_coinciding_points_have_a_small_distance_and_no_gradient():
 
 def test_a_sample_never_meets_itself():
     x, y = some(4, 3), torch.tensor([0, 0, 1, 2])
-    r = relate(x, y, batch_references(x, y), "cosine")
+    r = relate(x, y, batch_references(x, y), Space.COSINE)
     for i in range(4):
         for j in range(4):
             assert bool(r.pos[i, j]) == (i != j and y[i] == y[j])
@@ -106,14 +106,14 @@ def test_self_pairs_follow_the_rows_given():
     """References may hold some batch rows in another order, and strangers (row −1)."""
     y = torch.tensor([0, 1, 0])
     refs = References(some(4, 3, seed=1), torch.tensor([0, 0, 1, 0]), torch.tensor([2, 0, 1, -1]))
-    r = relate(some(3, 3), y, refs, "cosine")
+    r = relate(some(3, 3), y, refs, Space.COSINE)
     assert r.pos.tolist() == [[True, False, False, True], [False, False, False, False], [False, True, False, True]]
     assert r.neg.tolist() == [[False, False, True, False], [True, True, False, True], [False, False, True, False]]
 
 
 def test_empty_slots_are_kin_to_nobody_not_even_to_a_sample_of_the_same_label():
     r = relate(
-        some(2, 3), torch.tensor([EMPTY, 0]), References(some(2, 3, seed=1), torch.tensor([EMPTY, EMPTY])), "ball"
+        some(2, 3), torch.tensor([EMPTY, 0]), References(some(2, 3, seed=1), torch.tensor([EMPTY, EMPTY])), Space.BALL
     )
     assert not r.pos.any()
     assert not r.neg.any()
@@ -122,8 +122,8 @@ def test_empty_slots_are_kin_to_nobody_not_even_to_a_sample_of_the_same_label():
 def test_transposed_swaps_the_sides():
     x, v = some(2, 3), some(4, 3, seed=1)
     y, labels = torch.tensor([0, 1]), torch.tensor([0, 0, 1, 1])
-    there = relate(x, y, References(v, labels, None, 2), "ball").T
-    back = relate(v, labels, References(x, y), "ball")
+    there = relate(x, y, References(v, labels, None, 2), Space.BALL).T
+    back = relate(v, labels, References(x, y), Space.BALL)
     for name in ("s", "pos", "neg", "rows", "columns", "x", "vectors"):
         torch.testing.assert_close(getattr(there, name), getattr(back, name))
     assert there.per_class == 0
@@ -133,31 +133,31 @@ def test_transposed_swaps_the_sides():
 def test_similarities_are_never_below_float32(dtype):
     want = dtype if dtype == torch.float64 else torch.float32
     x = some(3, 4).to(dtype)
-    r = relate(x, torch.arange(3), References(some(2, 4, seed=1).float(), torch.arange(2)), "cosine")
+    r = relate(x, torch.arange(3), References(some(2, 4, seed=1).float(), torch.arange(2)), Space.COSINE)
     assert r.s.dtype == r.x.dtype == r.vectors.dtype == want
     assert at_least_float32(x).dtype == want
-    assert project(x, "ball").dtype == want
-    torch.testing.assert_close(r.s, pairwise(project(x.to(want), "cosine"), r.vectors, "cosine"))
+    assert Space.BALL.project(x).dtype == want
+    torch.testing.assert_close(r.s, Space.COSINE.pairwise(Space.COSINE.project(x.to(want)), r.vectors))
 
 
 def test_float64_on_either_side_raises_both():
-    r = relate(some(3, 4).float(), torch.arange(3), References(some(2, 4, seed=1), torch.arange(2)), "cosine")
+    r = relate(some(3, 4).float(), torch.arange(3), References(some(2, 4, seed=1), torch.arange(2)), Space.COSINE)
     assert r.s.dtype == torch.float64
 
 
 def test_autocast_does_not_reach_the_similarities():
     """Inside a user's autocast the product stays float32: bfloat16 would keep 8 bits of s (float16 here: the CPU)."""
     x, v = some(8, 64).float(), some(8, 64, seed=1).float()
-    plain = relate(x, torch.arange(8), References(v, torch.arange(8)), "cosine").s
+    plain = relate(x, torch.arange(8), References(v, torch.arange(8)), Space.COSINE).s
     with torch.autocast("cpu", dtype=torch.float16):
-        inside = relate(x, torch.arange(8), References(v, torch.arange(8)), "cosine").s
+        inside = relate(x, torch.arange(8), References(v, torch.arange(8)), Space.COSINE).s
         assert (x @ v.T).dtype == torch.float16, "autocast is on, or this test tests nothing"
     assert inside.dtype == torch.float32
     assert torch.equal(inside, plain)
 
 
 def test_zero_vectors_have_finite_gradients_in_every_space():
-    for space in SPACES:
+    for space in Space:
         x = torch.zeros(2, 3, requires_grad=True)
         relate(x, torch.arange(2), References(some(2, 3), torch.arange(2)), space).s.sum().backward()
         assert x.grad is not None
@@ -166,12 +166,12 @@ def test_zero_vectors_have_finite_gradients_in_every_space():
 
 def plain(x, y, refs, space):
     """What `relate` does, left to autograd."""
-    a, v = project(x, space), project(refs.vectors, space)
-    return pairwise(a, v, space), a, v
+    a, v = space.project(x), space.project(refs.vectors)
+    return space.pairwise(a, v), a, v
 
 
 @pytest.mark.parametrize("block", [1, 20, 2**21])
-@pytest.mark.parametrize("space", SPACES)
+@pytest.mark.parametrize("space", Space)
 def test_gradients_are_those_of_the_plain_product(space, block, monkeypatch):
     """`relate` has a gradient of its own, in blocks of references: of s alone, of the vectors alone, and of both."""
     monkeypatch.setattr(similarity._Compare, "BLOCK", block)
@@ -194,7 +194,7 @@ def test_gradients_are_those_of_the_plain_product(space, block, monkeypatch):
             torch.testing.assert_close(g, expected, rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("space", SPACES)
+@pytest.mark.parametrize("space", Space)
 def test_gradients_reach_one_side_alone_and_both_where_they_are_the_same(space):
     x, w, y = some(3, 4), some(5, 4, seed=1), torch.arange(3)
     for left, right in ((True, False), (False, True)):
@@ -207,9 +207,9 @@ def test_gradients_reach_one_side_alone_and_both_where_they_are_the_same(space):
 
 
 def test_an_unknown_space_is_named_with_the_nearest():
-    assert check_space("ball") == "ball"
+    assert Space("ball") == "ball"
     with pytest.raises(NearkinError, match=r"no space 'cosin'.* Did you mean 'cosine'.*cosine, ball, euclidean, inner"):
-        check_space("cosin")
+        Space("cosin")
 
 
 # Reductions: each against a loop over lists, with an empty row (2) and an empty column (3).

@@ -10,7 +10,8 @@ from nearkin.evaluation import evaluate_under, protocol_of
 from nearkin.report.measured_runs import Label, Study, open_studies
 from nearkin.report.page import write_page
 from nearkin.report.sheets import nearest_rows
-from nearkin.space import project
+from nearkin.space import Space
+
 from nearkin.training.checkpoint import KnownClasses
 from nearkin.training.run_folder import RunFolder
 
@@ -49,7 +50,7 @@ def made_study():
 
 
 def make_study(
-    points, labels, *, name="made", seed=0, space="cosine", names=None, proxies=None, columns=None, masks=(None, None)
+    points, labels, *, name="made", seed=0, space=Space.COSINE, names=None, proxies=None, columns=None, masks=(None, None)
 ):
     x = torch.as_tensor(np.asarray(points), dtype=torch.float64)
     y = torch.as_tensor(np.asarray(labels))
@@ -86,7 +87,7 @@ def make_study(
             {"event": "epoch", "step": 8, "epoch": 2, "loss": 1.0, "lr": 0.1},
         ],
         images=images,
-        points=project(x, space),
+        points=space.project(x),
         space=space,
         size=4,
         query=protocol.query,

@@ -5,8 +5,9 @@ import math
 import pytest
 import torch
 from methods.strategies import oracle_ccp
+from nearkin.space import Space
 
-from nearkin.space import project
+
 from nearkin.studies import geometry as module
 from nearkin.studies.geometry import covering_radii, geometry, inter_class_distance, proxy_spread
 
@@ -18,11 +19,11 @@ def cloud(seed, classes=5, dim=3):
 
 
 @pytest.mark.parametrize("seed", range(5))
-@pytest.mark.parametrize("space", ["cosine", "ball", "euclidean"])
+@pytest.mark.parametrize("space", [Space.COSINE, Space.BALL, Space.EUCLIDEAN])
 def test_both_numbers_are_those_of_plain_loops(seed, space):
     x, y = cloud(seed)
     found = geometry(x, y, space=space)
-    points = project(x, space)
+    points = space.project(x)
     assert found.radius == pytest.approx(oracle_ccp.covering_radius(points, y), rel=1e-9)
     assert found.between == pytest.approx(oracle_ccp.inter_class_distance(points, y), rel=1e-6)
 

@@ -18,7 +18,7 @@ from nearkin.errors import NearkinError
 from nearkin.report.html import Thumbs
 from nearkin.report.measured_runs import by_method, open_studies
 from nearkin.report.sections import Material, known
-from nearkin.space import project
+from nearkin.space import Space
 from nearkin.studies.uncertainty import (
     NAME,
     Certainty,
@@ -54,7 +54,7 @@ def test_median_similarity_against_loops(per_class):
     x, proxies = points(20), points(4 * per_class, seed=1)
     labels = torch.tensor([0] * 5 + [1] * 8 + [3] * 7)
     owners = torch.arange(4).repeat_interleave(per_class)
-    got = median_similarity(project(x, "cosine"), labels, project(proxies, "cosine"), owners, "cosine")
+    got = median_similarity(Space.COSINE.project(x), labels, Space.COSINE.project(proxies), owners, Space.COSINE)
     assert got[2].isnan()
     for c in (0, 1, 3):
         own = [[oracle.cosine(v.tolist(), p.tolist()) for p in proxies[owners == c]] for v in x[labels == c]]
@@ -67,7 +67,7 @@ def test_median_similarity_against_loops(per_class):
 @pytest.mark.parametrize("classes", [2, 5, 1030])
 def test_pairs_against_all_pairs(classes):
     """Also where the classes are taken in several blocks."""
-    proxies = project(points(classes, dim=3), "cosine")
+    proxies = Space.COSINE.project(points(classes, dim=3))
     closest, farthest = pairs(proxies, torch.arange(classes), "cosine", count=3)
     s = (proxies @ proxies.T).numpy()
     every = sorted((float(s[a, b]), a, b) for a in range(classes) for b in range(a + 1, classes))
@@ -78,20 +78,20 @@ def test_pairs_against_all_pairs(classes):
 
 def test_classes_of_several_proxies_are_compared_by_their_means():
     proxies = torch.tensor([[1.0, 0.2], [1.0, -0.2], [0.0, 1.0], [0.0, 1.0]])
-    closest, _ = pairs(project(proxies, "cosine"), torch.tensor([0, 0, 1, 1]), "cosine")
+    closest, _ = pairs(Space.COSINE.project(proxies), torch.tensor([0, 0, 1, 1]), Space.COSINE)
     assert closest[0].similarity == pytest.approx(0, abs=1e-6)
 
 
 def certain(sigma, seed=0):
     """Classes of ten images about their proxies."""
     C = len(sigma)
-    proxies = project(points(C, seed=seed), "cosine")
+    proxies = Space.COSINE.project(points(C, seed=seed))
     labels = torch.arange(C).repeat_interleave(10)
-    x = project(proxies[labels] + 0.1 * points(10 * C, seed=seed + 1), "cosine")
+    x = Space.COSINE.project(proxies[labels] + 0.1 * points(10 * C, seed=seed + 1))
     images = Images(torch.zeros(10 * C, 1, 4, 4, dtype=torch.uint8), labels, tuple(f"class {c}" for c in range(C)))
     owners = torch.arange(C)
-    similarity = median_similarity(x, labels, proxies, owners, "cosine")
-    return Certainty(images, x, proxies, owners, torch.tensor(sigma), similarity, *pairs(proxies, owners, "cosine"))
+    similarity = median_similarity(x, labels, proxies, owners, Space.COSINE)
+    return Certainty(images, x, proxies, owners, torch.tensor(sigma), similarity, *pairs(proxies, owners, Space.COSINE))
 
 
 def test_the_correlation_is_pearsons():

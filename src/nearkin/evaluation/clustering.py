@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from nearkin.space import Space, project
+from nearkin.space import Space
 
 STARTS = 10
 WORK = 20_000_000
@@ -30,7 +30,7 @@ def clustering_scores(
 
     measures = {"NMI": normalized_mutual_info_score, "AMI": adjusted_mutual_info_score, "F1": pairwise_f1}
     classes = np.unique(labels.cpu().numpy(), return_inverse=True)[1]
-    clusters = k_means(project(points, space).cpu().numpy(), int(classes.max()) + 1, seed=seed)
+    clusters = k_means(space.project(points).cpu().numpy(), int(classes.max()) + 1, seed=seed)
     return {name: 100 * float(measures[name](classes, clusters)) for name in metrics}
 
 

@@ -19,9 +19,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nearkin.space import Space, project
+from nearkin.space import Space
 
-BY_DISTANCE: tuple[Space, ...] = ("ball", "euclidean")
 """Where an inner product alone does not order a gallery."""
 
 BEYOND = 2**40
@@ -118,7 +117,7 @@ def _run(work: Callable[[slice, Tensor], Ranks], parts: list[slice], points: Ten
 def _arrange(sides: Sides, space: Space, chunk: int = 8192) -> _Gallery:
     """The gallery as points of the space, sorted by class; chunk by chunk, so that one copy of it is all it takes."""
     labels, order = sides.gallery_labels.sort()
-    width = sides.gallery.shape[1] + (space in BY_DISTANCE)
+    width = sides.gallery.shape[1] + space.by_distance
     points = sides.gallery.new_empty(len(order), width)
     for start in range(0, len(order), chunk):
         part = slice(start, start + chunk)
@@ -140,8 +139,8 @@ def _points(v: Tensor, space: Space, *, query: bool) -> Tensor:
 
     By distance, 1 − ‖x − v‖²/2 differs from x·v − ‖v‖²/2 by a constant of the query: one more coordinate does it.
     """
-    v = project(v, space)
-    if space not in BY_DISTANCE:
+    v = space.project(v)
+    if not space.by_distance:
         return v
     last = torch.ones_like(v[:, :1]) if query else v.square().sum(1, keepdim=True) / -2
     return torch.cat([v, last], dim=1)

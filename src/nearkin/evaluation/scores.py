@@ -13,7 +13,7 @@ from nearkin.errors import NearkinError
 from nearkin.evaluation.clustering import clustering_scores
 from nearkin.evaluation.metrics import CLUSTERING, DEFAULT_METRICS, Metric, depth_of, parse_metric
 from nearkin.evaluation.positive_ranks import Sides, count_relevant, stream_ranks
-from nearkin.space import Space, at_least_float32, check_space
+from nearkin.space import Space, at_least_float32
 
 Progress = Callable[[int, int], None]
 
@@ -38,7 +38,7 @@ def evaluate(
     gallery_labels: Tensor | None = None,
     metrics: Sequence[str] = DEFAULT_METRICS,
     per_query: Literal[False] = False,
-    space: Space = "cosine",
+    space: str = "cosine",
     seed: int = 0,
     progress: Progress | None = None,
 ) -> Scores: ...
@@ -51,7 +51,7 @@ def evaluate(
     gallery_labels: Tensor | None = None,
     metrics: Sequence[str] = DEFAULT_METRICS,
     per_query: Literal[True],
-    space: Space = "cosine",
+    space: str = "cosine",
     seed: int = 0,
     progress: Progress | None = None,
 ) -> dict[str, Tensor]: ...
@@ -63,7 +63,7 @@ def evaluate(
     gallery_labels: Tensor | None = None,
     metrics: Sequence[str] = DEFAULT_METRICS,
     per_query: bool = False,
-    space: Space = "cosine",
+    space: str = "cosine",
     seed: int = 0,
     progress: Progress | None = None,
 ) -> Scores | dict[str, Tensor]:
@@ -86,7 +86,7 @@ def evaluate(
             )
         dtype = torch.promote_types(x.dtype, v.dtype)
         sides = Sides(x.to(dtype), y, v.to(x.device, dtype), z.to(y.device), torch.full_like(y, -1))
-    return score(sides, metrics=metrics, per_query=per_query, space=space, seed=seed, progress=progress)
+    return score(sides, metrics=metrics, per_query=per_query, space=Space(space), seed=seed, progress=progress)
 
 
 def checked(embeddings: Tensor, labels: Tensor, *, what: str) -> tuple[Tensor, Tensor]:
@@ -120,7 +120,7 @@ def score(
     sides: Sides, *, metrics: Sequence[str], per_query: bool, space: Space, seed: int, progress: Progress | None
 ) -> Scores | dict[str, Tensor]:
     """Score checked sides: the values of each query, or their means and the clustering metrics."""
-    space, names = check_space(space), [metrics] if isinstance(metrics, str) else list(metrics)
+    names = [metrics] if isinstance(metrics, str) else list(metrics)
     if not names:
         raise NearkinError("No metric was asked for: name one, for example R@1.")
     clustering = [name for name in names if name in CLUSTERING]
@@ -210,7 +210,7 @@ def evaluate_under(
     *,
     metrics: Sequence[str] = DEFAULT_METRICS,
     per_query: Literal[False] = False,
-    space: Space = "cosine",
+    space: str = "cosine",
     seed: int = 0,
     progress: Progress | None = None,
 ) -> Scores: ...
@@ -222,7 +222,7 @@ def evaluate_under(
     *,
     metrics: Sequence[str] = DEFAULT_METRICS,
     per_query: Literal[True],
-    space: Space = "cosine",
+    space: str = "cosine",
     seed: int = 0,
     progress: Progress | None = None,
 ) -> dict[str, Tensor]: ...
@@ -233,14 +233,14 @@ def evaluate_under(
     *,
     metrics: Sequence[str] = DEFAULT_METRICS,
     per_query: bool = False,
-    space: Space = "cosine",
+    space: str = "cosine",
     seed: int = 0,
     progress: Progress | None = None,
 ) -> Scores | dict[str, Tensor]:
     """As `evaluate`, from embeddings [N, D] and labels [N] of all items; `per_query` in the order of protocol.query."""
     x, y = checked(embeddings, labels, what="embeddings")
     sides = _sides(protocol, x, y)
-    return score(sides, metrics=metrics, per_query=per_query, space=space, seed=seed, progress=progress)
+    return score(sides, metrics=metrics, per_query=per_query, space=Space(space), seed=seed, progress=progress)
 
 
 def _sides(protocol: Protocol, x: Tensor, y: Tensor) -> Sides:

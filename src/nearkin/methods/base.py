@@ -46,7 +46,7 @@ class Embed(Protocol):
 class Method(nn.Module):
     """The six verbs with their defaults. All state is in parameters and buffers; it moves only in train mode."""
 
-    space: Space = "cosine"
+    space: Space = Space.COSINE
     images_per_class: int = 0  # how a batch is made: n images of each of its classes, or 0: drawn at random
     reads_state: bool = False  # `batches` reads the method's state (mining): nothing may be read ahead
     compiled: bool = False  # the run compiles its network: what a method does many times a step may be compiled, too
@@ -55,8 +55,8 @@ class Method(nn.Module):
 
     @property
     def ranked_in(self) -> Space:
-        """The space a model trained so is measured in: by inner products the longest vectors would be near to all."""
-        return "cosine" if self.space == "inner" else self.space
+        """The space a model trained with this method is measured in."""
+        return self.space.ranked_in
 
     def bind(self, model: nn.Module) -> None:
         """Once, before anything is loaded: anchors and momentum copies become buffers."""

@@ -4,13 +4,13 @@ from collections.abc import Callable, Mapping
 
 from nearkin.errors import NearkinError
 from nearkin.methods.base import Loss, Method
-from nearkin.space import Space, check_space
+from nearkin.space import Space
 from nearkin.spec import Call, look_up, option_names, parse, resolve_options
 
 
 def method(spec: str, *, classes: int, dim: int, space: str | None = None) -> Method:
     """Build a method from its spec, for `classes` training classes and `dim`-dimensional embeddings."""
-    return _build(parse(spec), {"classes": classes, "dim": dim}, None if space is None else check_space(space))
+    return _build(parse(spec), {"classes": classes, "dim": dim}, None if space is None else Space(space))
 
 
 def _build(call: Call, given: Mapping[str, int], space: Space | None) -> Method:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from nearkin.space import _FLOOR, Space, _norm, _similarity, project
+from nearkin.space import Space, norm
 
 By = Literal["row", "column"]
 
@@ -40,7 +40,7 @@ class Relation(NamedTuple):
     x: Tensor  # [B, D] the samples, projected into the space
     vectors: Tensor  # [R, D] the references, projected into the space
     per_class: int  # K, where references are proxies grouped by class; else 0
-    space: Space = "cosine"
+    space: Space = Space.COSINE
 
     @property
     def T(self) -> "Relation":  # noqa: N802 (as Tensor.T)
@@ -63,7 +63,7 @@ class _Compare(torch.autograd.Function):
         ctx.save_for_backward(x, w)
         ctx.floor = floor
         ctx.set_materialize_grads(False)  # most objectives use the products alone
-        v = w / _norm(w).clamp_min(floor)
+        v = w / norm(w).clamp_min(floor)
         return x @ v.T, v
 
     @staticmethod
@@ -76,14 +76,14 @@ class _Compare(torch.autograd.Function):
         size = max(1, _Compare.BLOCK // max(1, *x.shape))
         with torch.autocast(x.device.type, enabled=False):
             for block in (slice(start, start + size) for start in range(0, len(w), size)):
-                norm = _norm(w[block])
-                n = norm.clamp_min(ctx.floor)
+                length = norm(w[block])
+                n = length.clamp_min(ctx.floor)
                 q = ds[:, block] / n.T
                 if dx is not None:
                     dx = torch.addmm(dx, q, w[block])
                 if dw is not None:
                     g = q.T @ x if dv is None else torch.addcdiv(q.T @ x, dv[block], n)
-                    along = torch.where(norm >= ctx.floor, (g * w[block]).sum(-1, keepdim=True) / n.square(), 0)
+                    along = torch.where(length >= ctx.floor, (g * w[block]).sum(-1, keepdim=True) / n.square(), 0)
                     dw[block] = torch.addcmul(g, along, w[block], value=-1)
         return dx, dw, None
 
@@ -97,9 +97,9 @@ def relate(x: Tensor, y: Tensor, refs: References, space: Space) -> Relation:
     """Compare embeddings x [B, D] of classes y [B] with the references."""
     with torch.autocast(x.device.type, enabled=False):  # inside a user's autocast, too, s is float32
         dtype = torch.float64 if torch.float64 in (x.dtype, refs.vectors.dtype) else torch.float32
-        a, w = project(x.to(dtype), space), refs.vectors.to(dtype)
-        products, v = _compare(a, w, _FLOOR[space]) if space in _FLOOR else (a @ w.T, w)
-        s = _similarity(products, a, v, space)
+        a, w = space.project(x.to(dtype)), refs.vectors.to(dtype)
+        products, v = (a @ w.T, w) if space.norm_floor is None else _compare(a, w, space.norm_floor)
+        s = space.similarity(products, a, v)
     same, filled = y[:, None] == refs.labels, refs.labels != EMPTY
     pos, neg = same & filled, ~same & filled
     if refs.rows is not None:
@@ -114,7 +114,7 @@ def batch_references(x: Tensor, y: Tensor) -> References:
 
 def squared_distance(r: Relation) -> Tensor:
     """Squared Euclidean distance [B, R], never negative: 2 − 2s, and by norms where s is the inner product."""
-    if r.space != "inner":
+    if r.space.is_monotone_in_distance:
         return (2 - 2 * r.s).clamp_min(0)
     norms = r.x.square().sum(-1)[:, None] + r.vectors.square().sum(-1)
     return (norms - 2 * r.s).clamp_min(0)

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from nearkin.errors import NearkinError
 from nearkin.networks.backbones import Pool, Trunk
-from nearkin.space import at_least_float32, check_space, project
+from nearkin.space import Space, at_least_float32
 from nearkin.spec import check_options, look_up, parse
 
 
@@ -105,7 +105,7 @@ class Embedder(nn.Module):
         if dim < 0:
             raise NearkinError(f"An embedding has at least one dimension (0: those of the trunk), not {dim}.")
         pooling = make_pool(pool)  # checked also where it is not needed
-        self.dim, self.space = dim or trunk.width, check_space(space)
+        self.dim, self.space = dim or trunk.width, Space(space)
         self.trunk = trunk
         pooling = average if trunk.pooled else pooling
         self.head = Head(trunk.width, dim, pool=pooling, bias=bias, layer_norm=layer_norm)
@@ -116,4 +116,4 @@ class Embedder(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """The embeddings [B, dim]."""
-        return project(self.head(self.trunk(x)), self.space)
+        return self.space.project(self.head(self.trunk(x)))

@@ -19,7 +19,7 @@ from nearkin.methods.build import method
 from nearkin.methods.strategies.ccp import CCP
 from nearkin.methods.strategies.proxy import Proxy
 from nearkin.report.charts import INK, STYLE, rendered
-from nearkin.space import project
+from nearkin.space import Space
 from nearkin.studies.geometry import geometry, proxy_spread
 
 INNER = "contrastive(form=c2, positive=0, negative=0.3841)"
@@ -71,7 +71,7 @@ class Network(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Points [B, 2]."""
-        return project(self.layers(x), "ball")
+        return Space.BALL.project(self.layers(x))
 
 
 def train_digits(spec: str, digits: Digits, *, seed: int = 0, problems: int = 5, steps: int = 3000) -> Outcome:
@@ -111,7 +111,7 @@ def train_digits(spec: str, digits: Digits, *, seed: int = 0, problems: int = 5,
 
 def _spread(vectors: Tensor, known: CCP | Proxy) -> float:
     assert known.proxies is not None
-    return proxy_spread(project(vectors, "ball"), known.proxies.labels)
+    return proxy_spread(Space.BALL.project(vectors), known.proxies.labels)
 
 
 @torch.no_grad()
@@ -124,7 +124,7 @@ def _outcome(known: CCP | Proxy, network: Network, digits: Digits, steps: int, s
     assert known.proxies is not None
     vectors, following, name = known.proxies.vectors.detach(), None, "one sub-problem"
     if isinstance(known, CCP):
-        vectors, following, name = known.converged, project(vectors, "ball"), f"CCP, {len(spreads)} sub-problems"
+        vectors, following, name = known.converged, Space.BALL.project(vectors), f"CCP, {len(spreads)} sub-problems"
     points, apart = network(digits.test), _spread(vectors, known)
     found = geometry(points, digits.test_labels, space="ball")
     numbers = {
@@ -134,7 +134,7 @@ def _outcome(known: CCP | Proxy, network: Network, digits: Digits, steps: int, s
         "proxy spread": apart,
     }
     labels = known.proxies.labels
-    return Outcome(name, steps, points, project(vectors, "ball"), following, labels, spreads or [apart], numbers)
+    return Outcome(name, steps, points, Space.BALL.project(vectors), following, labels, spreads or [apart], numbers)
 
 
 def digits_demo(out: Path, *, seed: int = 0, reporter: Reporter) -> list[Outcome]:

@@ -23,7 +23,7 @@ from nearkin.files import Json, read_json, whole_file, write_json
 from nearkin.report.charts import INK, PALETTE
 from nearkin.report.maps import layout, some_of_each
 from nearkin.report.sheets import Picture, contact_sheet
-from nearkin.space import Space, pairwise, project
+from nearkin.space import Space
 from nearkin.studies.proxy_pictures import STAR, open_training, panels, save, styled
 from nearkin.training.checkpoint import KnownClasses, read_classes
 from nearkin.training.model import load
@@ -70,7 +70,7 @@ def median_similarity(x: Tensor, labels: Tensor, proxies: Tensor, owners: Tensor
     classes = int(owners.max()) + 1
     values = torch.full((classes,), torch.nan)
     for c in range(classes):
-        mine = pairwise(x[labels == c], proxies[owners == c], space)
+        mine = space.pairwise(x[labels == c], proxies[owners == c])
         if len(mine):
             values[c] = float(np.median(mine.amax(1).numpy()))
     return values
@@ -80,10 +80,10 @@ def pairs(proxies: Tensor, owners: Tensor, space: Space, *, count: int = 3) -> t
     """The pairs of classes whose proxies are closest and farthest; of several proxies of a class, by their mean."""
     classes = int(owners.max()) + 1
     sums = torch.zeros(classes, proxies.shape[1]).index_add_(0, owners, proxies.float())
-    means = project(sums / torch.bincount(owners, minlength=classes)[:, None], space)
+    means = space.project(sums / torch.bincount(owners, minlength=classes)[:, None])
     found: list[Pair] = []
     for start in range(0, classes, 1024):  # C × C numbers would be many
-        s = pairwise(means[start : start + 1024], means, space)
+        s = space.pairwise(means[start : start + 1024], means)
         upper = torch.arange(classes) > torch.arange(start, start + len(s))[:, None]
         for sign in (1, -1):
             top = torch.where(upper, sign * s, -torch.inf).flatten().topk(min(count, s.numel()))
@@ -125,7 +125,7 @@ def certainty_of(
     with reporter.bar("embedding") as progress:
         x = model.embed_store(part.store, progress=progress)
     space = model.embedder.space
-    points, proxies = project(x, space).cpu(), project(known.proxies, space)
+    points, proxies = space.project(x).cpu(), space.project(known.proxies)
     similarity = median_similarity(points, part.images.labels, proxies, known.labels, space)
     closest, farthest = pairs(proxies, known.labels, space)
     uncertainty = known.columns[COLUMN].float()

@@ -8,12 +8,13 @@ from nearkin import method
 from nearkin.methods import relation as similarity
 from nearkin.methods.losses.class_similarity import by_class, class_weights, regulariser
 from nearkin.methods.relation import References, relate
+from nearkin.space import Space
 
 C, K, D = 4, 3, 5
 LABELS = torch.arange(C).repeat_interleave(K)
 
 
-def relation(x, w, per_class=K, space="cosine"):
+def relation(x, w, per_class=K, space=Space.COSINE):
     return relate(x, torch.tensor([0, 3, 3]), References(w, LABELS[: len(w)], None, per_class), space)
 
 
@@ -22,7 +23,7 @@ def vectors(rows, seed):
 
 
 @pytest.mark.parametrize("kind", ["soft", "max", "mean"])
-@pytest.mark.parametrize("space", ["cosine", "ball", "inner"])
+@pytest.mark.parametrize("space", [Space.COSINE, Space.BALL, Space.INNER])
 def test_gradients_of_class_similarity_and_regulariser(kind, space):
     def both(x, w):
         r = relation(x, w, space=space)
@@ -62,7 +63,7 @@ def test_proxies_that_coincide_have_a_finite_gradient(dtype):
 
 def test_one_proxy_a_class_has_no_regulariser():
     w = vectors(C, 1)
-    r = relate(vectors(3, 0), torch.tensor([0, 3, 3]), References(w, torch.arange(C), None, 1), "cosine")
+    r = relate(vectors(3, 0), torch.tensor([0, 3, 3]), References(w, torch.arange(C), None, 1), Space.COSINE)
     assert float(regulariser(r, tau=1.0)) == 0
     assert by_class(r, similarity="soft") is r
 

@@ -10,11 +10,12 @@ from nearkin.methods.losses.margin import draw, probabilities, uniform
 from nearkin.methods.losses.multi_similarity import mined
 from nearkin.methods.losses.triplet import memberships
 from nearkin.methods.relation import EMPTY, References, batch_references, distance, relate, squared_distance, top_of_row
+from nearkin.space import Space
 
 SEEDS = range(4)
 
 
-def relation(kind, seed, space="cosine"):
+def relation(kind, seed, space=Space.COSINE):
     """A small batch of float64 with itself, with a memory that has empty slots, or the memory with the batch."""
     rng = torch.Generator().manual_seed(seed)
     x = torch.randn(9, 5, generator=rng, dtype=torch.float64)
@@ -162,7 +163,7 @@ def test_the_mean_of_many_draws_is_the_expected_form():
 
 def test_a_row_of_far_negatives_draws_from_all_of_them():
     x = torch.tensor([[1.0, 0.0], [1.0, 0.0], [-1.0, 0.0], [-1.0, 0.01]], dtype=torch.float64)
-    r = relate(x, torch.tensor([0, 0, 1, 2]), batch_references(x, torch.tensor([0, 0, 1, 2])), "cosine")
+    r = relate(x, torch.tensor([0, 0, 1, 2]), batch_references(x, torch.tensor([0, 0, 1, 2])), Space.COSINE)
     p = probabilities(r, distance(r), cutoff=0.5, upper=1.4)
     torch.testing.assert_close(p[0], torch.tensor([0.0, 0.0, 0.5, 0.5], dtype=torch.float64))
     torch.testing.assert_close(p[2], torch.tensor([0.0, 0.0, 0.0, 1.0], dtype=torch.float64))

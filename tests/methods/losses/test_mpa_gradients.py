@@ -7,6 +7,7 @@ import torch
 from contract.cases import build
 
 from nearkin.methods.relation import References, relate
+from nearkin.space import Space
 
 C, ALPHA, DELTA = 5, 4.0, 0.1
 Y = torch.tensor([0, 0, 1, 2, 2])
@@ -22,7 +23,7 @@ def gradient(spec, S):
     x = S.clone().requires_grad_()
     refs = References(torch.eye(C, dtype=torch.float64), torch.arange(C), None, 1)
     m = build(spec, classes=C, dim=C)
-    (grad,) = torch.autograd.grad(m.objective(relate(x, Y, refs, "inner")), x)
+    (grad,) = torch.autograd.grad(m.objective(relate(x, Y, refs, Space.INNER)), x)
     return grad
 
 

@@ -16,6 +16,7 @@ from nearkin.methods.losses.proxy_anchor import proxy_anchor
 from nearkin.methods.losses.proxy_nca import proxy_nca
 from nearkin.methods.losses.soft_triple import soft_triple
 from nearkin.methods.relation import References, relate
+from nearkin.space import Space
 
 C = 5
 TWO_OF_A_CLASS, ALL_DIFFERENT = (0, 0, 1, 2, 3), (0, 1, 2, 3)
@@ -41,7 +42,7 @@ def loss_of(name, y):
     Distances work, too: what a sample's norm adds is the same for every class, and cancels.
     """
     axes = References(torch.eye(C, dtype=torch.float64), torch.arange(C), None, 1)
-    return lambda S: LOSSES[name](relate(S, torch.tensor(y), axes, "inner"))
+    return lambda S: LOSSES[name](relate(S, torch.tensor(y), axes, Space.INNER))
 
 
 def gradient(name, S):
@@ -76,7 +77,7 @@ def manifold(name):
     K, mine = m.proxies.per_class, 2
     if K == 1:
         return False
-    r = relate(torch.randn(1, 8, dtype=torch.float64), torch.tensor([mine]), m.proxies.references(), "cosine")
+    r = relate(torch.randn(1, 8, dtype=torch.float64), torch.tensor([mine]), m.proxies.references(), Space.COSINE)
     s = r.s.detach().requires_grad_()
     own = slice(mine * K, mine * K + K)
     pulls = torch.autograd.grad(m.objective(r._replace(s=s)), s)[0][0, own].abs()

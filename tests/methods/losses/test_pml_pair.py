@@ -10,6 +10,7 @@ from pytorch_metric_learning import distances, losses, miners, reducers
 
 from nearkin import method
 from nearkin.methods.relation import References, relate
+from nearkin.space import Space
 
 CLASSES, EACH, DIM = 5, 4, 6
 TOLERANCE = {"rtol": 1e-5, "atol": 1e-6}
@@ -144,7 +145,7 @@ def test_n_pair_of_first_and_second_images():
     x.requires_grad_()
     first = torch.tensor([(y == c).nonzero()[0, 0] for c in range(CLASSES)])
     second = torch.tensor([(y == c).nonzero()[1, 0] for c in range(CLASSES)])
-    r = relate(x[first], y[first], References(x[second], y[second]), "inner")
+    r = relate(x[first], y[first], References(x[second], y[second]), Space.INNER)
     inner = distances.DotProductSimilarity(normalize_embeddings=False)
     agree(build("n_pair(norm=0.0)").objective(r), losses.NPairsLoss(distance=inner)(x, y), x)
 
@@ -172,7 +173,7 @@ def test_the_same_against_references(spec, theirs):
     x, y = batch()
     v, labels = batch(seed=9, each=7)
     x, y = x[y < 2].requires_grad_(), y[y < 2]
-    ours = build(spec).objective(relate(x, y, References(v, labels), "cosine"))
+    ours = build(spec).objective(relate(x, y, References(v, labels), Space.COSINE))
     agree(ours, theirs(x, y, ref_emb=v, ref_labels=labels), x)
 
 
@@ -181,5 +182,5 @@ def test_multi_similarity_with_its_mining_against_references():
     v, labels = batch(seed=9, each=7)
     x.requires_grad_()
     mined = miners.MultiSimilarityMiner(epsilon=0.1)(x, y, v, labels)
-    ours = build("multi_similarity").objective(relate(x, y, References(v, labels), "cosine"))
+    ours = build("multi_similarity").objective(relate(x, y, References(v, labels), Space.COSINE))
     agree(ours, losses.MultiSimilarityLoss()(x, y, mined, v, labels), x)

@@ -20,7 +20,7 @@ from nearkin.methods.build import method
 from nearkin.methods.relation import References, relate
 from nearkin.methods.strategies import profs as module
 from nearkin.methods.strategies.profs import deals, mined, projection_steps
-from nearkin.space import project
+from nearkin.space import Space
 
 UNEVEN = torch.tensor([4] * 1 + [2] * 2 + [0] * 3 + [3] * 10 + [1] * 7 + [5] * 4 + [6] * 13)
 CPU = torch.device("cpu")
@@ -188,7 +188,7 @@ def test_what_is_kept_of_representatives_and_what_it_leads_to(inner, forget):
         unlike += set(want) != set(deal.hand.tolist())
         x = torch.randn(10, 3, generator=torch.Generator().manual_seed(n))
         stepped(m, index, x=x)
-        kept.store(project(x, m.space), UNEVEN[index], range(0, 10, 2))
+        kept.store(m.space.project(x), UNEVEN[index], range(0, 10, 2))
         if n == 11:
             break
     assert unlike > 3
@@ -308,7 +308,7 @@ def test_gradients_reach_representatives_and_others(inner):
 
 def test_two_that_are_no_representatives_make_no_pair():
     m, x, y, rows = laid_out("contrastive(form=c2, positive=0, negative=0, reduce=sum)", 3)
-    v = project(x, m.space)
+    v = m.space.project(x)
     kin = sum(float((v[r] - v[r + i]).norm()) for r in rows for i in (1, 2))
     assert float(m(x, y).detach()) == pytest.approx(kin)
 
@@ -381,7 +381,7 @@ def test_one_endless_projection_keeps_its_representatives():
     proxies = References(images[[own[c] for c in range(7)]], torch.arange(7))
     for rows in index[:5]:
         x, y = images[rows], UNEVEN[rows]
-        r = relate(x[1::2], y[1::2], proxies, "inner")
+        r = relate(x[1::2], y[1::2], proxies, Space.INNER)
         here = torch.isin(r.columns, y)
         among = r._replace(
             s=r.s[:, here], pos=r.pos[:, here], neg=r.neg[:, here], columns=r.columns[here], vectors=r.vectors[here]

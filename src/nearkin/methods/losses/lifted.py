@@ -33,6 +33,7 @@ from torch import Tensor
 from nearkin.errors import zero_or_more
 from nearkin.methods.base import Loss
 from nearkin.methods.relation import Relation, distance, largest, log_sum_exp, total_of, weighted
+from nearkin.space import Space
 
 
 def lifted(r: Relation, *, margin: float, smooth: bool, weights: Tensor | None = None) -> Tensor:
@@ -52,7 +53,7 @@ def lifted(r: Relation, *, margin: float, smooth: bool, weights: Tensor | None =
 class Lifted(Loss):
     """Lifted structure, smooth or with the hardest negative alone."""
 
-    space = "euclidean"
+    space = Space.EUCLIDEAN
     images_per_class = 4
 
     def __init__(self, *, margin: float = 1.0, smooth: bool = True) -> None:

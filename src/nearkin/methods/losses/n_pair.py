@@ -33,6 +33,7 @@ from torch.nn import functional as F
 from nearkin.errors import zero_or_more
 from nearkin.methods.base import Loss
 from nearkin.methods.relation import EMPTY, Relation, log_sum_exp, mean_where, weighted
+from nearkin.space import Space
 
 
 def n_pair(r: Relation, weights: Tensor | None = None) -> Tensor:
@@ -52,7 +53,7 @@ def mean_square_norm(r: Relation) -> Tensor:
 class NPair(Loss):
     """N-pair with its norm regulariser."""
 
-    space = "inner"
+    space = Space.INNER
     images_per_class = 2
     one_a_class = True
 

@@ -53,7 +53,7 @@ from nearkin.methods.base import Embed, Loss, Step, Strategy
 from nearkin.methods.proxies import Proxies, k_center
 from nearkin.methods.relation import References, relate
 from nearkin.methods.strategies.proximal import Anchor
-from nearkin.space import Space, project
+from nearkin.space import Space
 
 Anchors = Literal["proxies", "samples"]
 
@@ -80,7 +80,7 @@ def pool_size(pool: int, per_class: int) -> int:
 
 def picked(embed: Embed, pool: Tensor, seeds: Tensor, count: int, *, space: Space) -> tuple[Tensor, Tensor]:
     """Of a pool of rows [C, b]: those picked [C, count], and their embeddings [C, count, D]."""
-    points = project(embed(pool.flatten(), augment=True), space)
+    points = space.project(embed(pool.flatten(), augment=True))
     points = points.view(*pool.shape, points.shape[1])
     picks = k_center(points, seeds.to(points.dtype), count)  # Algorithm 2
     return pool.gather(1, picks), points.gather(1, picks[:, :, None].expand(-1, -1, points.shape[2]))
@@ -90,7 +90,7 @@ def first_picked(
     embed: Embed, labels: Tensor, *, classes: int, per_class: int, pool: int, space: Space
 ) -> tuple[Tensor, Tensor]:
     """The first proxies: picked from a pool where random samples stand for what has converged."""
-    seeds = project(embed(draw(labels, per_class, classes=classes).flatten(), augment=True), space)
+    seeds = space.project(embed(draw(labels, per_class, classes=classes).flatten(), augment=True))
     rows = draw(labels, pool_size(pool, per_class), classes=classes)
     return picked(embed, rows, seeds.view(classes, per_class, -1), per_class, space=space)
 
@@ -234,7 +234,7 @@ class CCP(Strategy):
         self.problems += 1
         _know_strength(self)
         old = embed(self.chosen) if self.proxies is None else self.converged
-        seeds = project(old, self.space).view(self.classes, self.per_class, -1)
+        seeds = self.space.project(old).view(self.classes, self.per_class, -1)
         rows = draw(labels, pool_size(self.pool, self.per_class), classes=self.classes)
         self._take(*picked(embed, rows, seeds, self.per_class, space=self.space))
 

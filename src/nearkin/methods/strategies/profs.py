@@ -60,7 +60,7 @@ from nearkin.methods.base import Loss, Step, Strategy
 from nearkin.methods.relation import References, Relation, relate
 from nearkin.methods.samplers import check_start, class_sizes, deal, steps_per_epoch
 from nearkin.methods.strategies.proximal import Anchor
-from nearkin.space import Space, project
+from nearkin.space import Space
 
 Anchors = Literal["loss", "representatives", "examples"]
 
@@ -262,7 +262,7 @@ class PROFS(Strategy):
         if not self.training:
             return
         if self.hard_classes and self.images:
-            v, y = project(step.x[:: self.images], self.space).to(self.vectors.dtype), step.y[:: self.images]
+            v, y = self.space.project(step.x[:: self.images]).to(self.vectors.dtype), step.y[:: self.images]
             self.vectors[y], self.offset[y] = v, -v.square().sum(1) / 2
         self.count += 1
         self.done += 1

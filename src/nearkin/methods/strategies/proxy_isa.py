@@ -69,7 +69,7 @@ from nearkin.methods.losses.proxy_anchor import ProxyAnchor
 from nearkin.methods.memory import Memory
 from nearkin.methods.proxies import Proxies
 from nearkin.methods.relation import EMPTY, Relation, count, mean_where, relate, total
-from nearkin.space import Space, project
+from nearkin.space import Space
 
 Penalty = Literal["none", "negative", "effective", "bounded", "decayed"]
 
@@ -91,10 +91,7 @@ def effective_number(n: Tensor, *, V: float) -> Tensor:
 
 def own_similarity(x: Tensor, v: Tensor, space: Space) -> Tensor:
     """Similarity [N] of each sample with the vector of the same row."""
-    x, v = project(x, space), project(v, space)
-    if space in ("cosine", "inner"):
-        return (x * v).sum(-1)
-    return 1 - (x - v).square().sum(-1) / 2
+    return space.rowwise(space.project(x), space.project(v))
 
 
 def average_similarity(s: Tensor, y: Tensor, *, classes: int) -> tuple[Tensor, Tensor]:

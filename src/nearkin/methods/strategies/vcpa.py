@@ -63,9 +63,9 @@ from nearkin.methods.base import Loss, Step, Strategy
 from nearkin.methods.losses.proxy_anchor import ProxyAnchor
 from nearkin.methods.proxies import Proxies
 from nearkin.methods.strategies.inner_steps import InnerAdam, Moved, hold, objective_at, proxies_of
-from nearkin.space import Space, project
+from nearkin.space import Space
 
-LEAST = 1e-6  # ‖p̂‖, as in `similarity.project`
+LEAST = 1e-6  # ‖p̂‖, as in `Space.project`
 BLOCK = {"cpu": 2**17}  # numbers of [P, D] at a time: what stays in a CPU's cache; elsewhere few launches count
 LARGE_BLOCK = 2**23
 
@@ -184,9 +184,9 @@ def check_closed_forms(inner: Loss, strategy: str, *, instead: str) -> None:
 def anchor_batch(inner: Loss, x: Tensor, y: Tensor, space: Space) -> Batch:
     """The record of a batch of embeddings x [B, D], for Newton steps on all proxies of a proxy_anchor."""
     assert isinstance(inner, ProxyAnchor)
-    if space != "cosine":
+    if not space.has_unit_norm:
         raise NearkinError(f"Newton steps are closed forms for cosine similarity, not for {space}: set space=cosine.")
-    f = project(x.detach(), space).to(inner.proxies.vectors.dtype)
+    f = space.project(x.detach()).to(inner.proxies.vectors.dtype)
     options = {"alpha": inner.alpha, "delta": inner.delta}
     return make_batch(f, y, inner.proxies.labels, positives=inner.positives, **options)
 
@@ -204,7 +204,7 @@ def uncertainty(q: Gaussian, *, samples: int = 1000, seed: int = 0) -> Tensor:
     eps = torch.randn(samples, 1, q.mu.shape[1], generator=rng, device=q.mu.device, dtype=q.mu.dtype)
     rows = max(1, 2**23 // eps.numel())
     blocks = zip(torch.split(q.mu, rows), torch.split(q.sigma, rows), strict=True)
-    return torch.cat([project(mu + sigma * eps, "cosine").std(0).sum(-1) for mu, sigma in blocks])  # Eq. 30
+    return torch.cat([Space.COSINE.project(mu + sigma * eps).std(0).sum(-1) for mu, sigma in blocks])  # Eq. 30
 
 
 class VCPA(Strategy):
