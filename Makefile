@@ -1,10 +1,10 @@
-# From nothing to a trained model (make demo) or to green tests (make test), in an environment of its own.
+# make demo: train a model from a fresh checkout. make test: checks and tests. make docs: the documentation as a site.
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/ready
 
-.PHONY: demo test check browser clean
+.PHONY: demo test check docs browser clean
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -19,8 +19,13 @@ check: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports
 
-# The pages are tested in a real browser: Debian's, put there where that needs no password; without one they are skipped.
+docs: $(READY)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "The site starts at site/index.html."
+
+# The pages are tested in a browser. Debian's chromium is installed where that needs no password; otherwise those tests are skipped.
 browser:
 	@command -v chromium >/dev/null || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null \
 		&& apt-get -qq update && apt-get -qq install --yes --no-install-recommends chromium; } \
@@ -30,4 +35,4 @@ test: check browser
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 
 clean:
-	rm -rf $(VENV) runs/demo
+	rm -rf $(VENV) runs/demo site
