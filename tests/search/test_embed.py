@@ -186,8 +186,9 @@ def test_work_of_another_model_is_not_gone_on_with(run, pictures, tmp_path):
 KILLED = """
 import sys
 from pathlib import Path
-from nearkin import embed, load
-from nearkin.gather import gather
+from nearkin import load
+from nearkin.data.image_files import gather
+from nearkin.search import embed
 
 embed.CHUNK = 2
 embed.embed_to_file(Path(sys.argv[1]), load(sys.argv[1], device="cpu"), gather([sys.argv[2]]), Path(sys.argv[3]))

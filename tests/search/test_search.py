@@ -155,8 +155,8 @@ def test_the_nearest_of_an_image_are_its_kin_and_never_itself(made):
         assert answer.query == image.path
         assert image.path not in [hit.id for hit in answer.hits]
         assert [hit.label for hit in answer.hits] == [image.label] * 3  # noise around one picture a class
-        assert answer.kin == [hit.similarity >= threshold["similarity"] for hit in answer.hits]
-    assert any(kin for answer in answers for kin in answer.kin)
+        assert answer.same_class == [hit.similarity >= threshold["similarity"] for hit in answer.hits]
+    assert any(same for answer in answers for same in answer.same_class)
     answers, _ = search_images(index, model, images[:1], k=20, labels=["class 2"])
     assert [hit.label for hit in answers[0].hits] == ["class 2"] * 4
 
@@ -175,8 +175,8 @@ def test_the_threshold_of_the_run_comes_before_the_one_of_the_index(made):
             page.get("/api/about").json()["threshold"]["similarity"] == threshold_of(index, made / "run")["similarity"]
         )
     without, moved = (search_images(index, model, images, run=run)[0] for run in (None, made / "run"))
-    assert {kin for answer in without for kin in answer.kin} == {None}
-    assert {kin for answer in moved for kin in answer.kin} == {True, False}
+    assert {same for answer in without for same in answer.same_class} == {None}
+    assert {same for answer in moved for same in answer.same_class} == {True, False}
 
 
 def test_a_cross_validation_s_folder_embeds_indexes_calibrates_and_searches(made, monkeypatch, capsys, tmp_path):

@@ -1,6 +1,7 @@
 """The API gives what the index and the model give, in the shape that its description promises."""
 
 import io
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -8,10 +9,11 @@ import torch
 from PIL import Image
 from starlette.testclient import TestClient
 
+from nearkin.data.pixels import views
 from nearkin.search.index import create_index
+from nearkin.search.index.base import NoItem
+from nearkin.search.query import Query, search_queries
 from nearkin.serve import Limits, make_app
-from nearkin.serve.limits import Refused
-from nearkin.serve.queues import Question, Searcher
 
 
 @pytest.fixture(scope="module")
@@ -69,28 +71,50 @@ def test_a_picture_finds_what_its_file_finds(client, index, model, pictures, row
     assert answer.json()["query"] is None
 
 
-def test_questions_together_are_answered_as_each_alone(index, model, pictures):
+def test_an_upload_is_decoded_resized_and_cropped_once(client, pictures, monkeypatch):
+    calls = Counter()
+
+    def count(owner, name):
+        function = getattr(owner, name)
+
+        def counted(*arguments, **options):
+            calls[name] += 1
+            return function(*arguments, **options)
+
+        monkeypatch.setattr(owner, name, counted)
+
+    count(Image, "_getdecoder")  # what Pillow asks for whenever it decodes pixels
+    count(torch.nn.functional, "interpolate")
+    count(views, "central")
+    photograph = io.BytesIO()
+    with Image.open(pictures[-1][0]) as image:
+        image.save(photograph, "PNG")
+    calls.clear()
+    assert client.post("/api/search", content=photograph.getvalue()).status_code == 200
+    assert calls == {"_getdecoder": 1, "interpolate": 1, "central": 1}
+
+
+def test_queries_together_are_answered_as_each_alone(index, model, pictures):
     torch.manual_seed(0)
     some = [torch.randint(256, (1, 32, 32), dtype=torch.uint8) for _ in range(4)]
     label = pictures[0][1]
-    questions = [
-        Question(3, pixels=some[0]),
-        Question(3, pixels=some[1]),
-        Question(5, labels=(label,), pixels=some[2]),
-        Question(3, id=str(pictures[9][0])),
-        Question(3, id="not there"),
-        Question(3, pixels=some[3]),
+    queries = [
+        Query(3, pixels=some[0]),
+        Query(3, pixels=some[1]),
+        Query(5, labels=(label,), pixels=some[2]),
+        Query(3, id=str(pictures[9][0])),
+        Query(3, id="not there"),
+        Query(3, pixels=some[3]),
     ]
-    searcher = Searcher(index, model)
-    together = searcher.answer(questions)
-    for question, answer in zip(questions, together, strict=True):
-        alone = searcher.answer([question])[0]
-        if isinstance(alone, Refused):
-            assert isinstance(answer, Refused)
+    together = search_queries(index, queries, model=model)
+    for query, answer in zip(queries, together, strict=True):
+        alone = search_queries(index, [query], model=model)[0]
+        if isinstance(alone, NoItem):
+            assert isinstance(answer, NoItem)
             continue
         assert [hit.id for hit in answer] == [hit.id for hit in alone]
         np.testing.assert_allclose([h.similarity for h in answer], [h.similarity for h in alone], atol=1e-5)
-    assert isinstance(together[4], Refused)
+    assert isinstance(together[4], NoItem)
     assert len(together[2]) == 5
     assert {hit.label for hit in together[2]} == {label}
 

@@ -9,16 +9,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 
 from nearkin.console import Reporter
 from nearkin.data.image_files import Found, none_usable
-from nearkin.data.pixels.cache import Files, decode_all, measure_all
-from nearkin.data.pixels.decode import PIXEL_LIMIT, BadImage
-from nearkin.data.pixels.stores import Resident
-from nearkin.data.pixels.tiles import Packed
+from nearkin.data.pixels.decode import BadImage
+from nearkin.data.pixels.open import open_files
+from nearkin.data.pixels.stores import Store
 from nearkin.errors import NearkinError
-from nearkin.files import whole_file
+from nearkin.files import atomic_file
 from nearkin.search.index import Index, create_index, open_index
 from nearkin.search.index.base import MANIFEST, Floats
 from nearkin.training.model import Model, fingerprint
@@ -30,7 +28,7 @@ class Chunk(NamedTuple):
     """Some images with their pixels, and those of them that cannot be used."""
 
     images: list[Found]  # that can be
-    store: Resident | None  # None where none can be
+    store: Store | None  # None where none can be
     bad: list[BadImage]
 
 
@@ -45,17 +43,10 @@ class Filled(NamedTuple):
 def read_chunk(model: Model, images: Sequence[Found]) -> Chunk:
     """Decode images on all cores."""
     paths = [Path(image.path) for image in images]
-    files = Files(paths, model.short, model.embedder.trunk.channels, PIXEL_LIMIT, None)
-    nowhere = [None] * len(paths)
-    size, bad = measure_all(files, nowhere)
-    packed, late = decode_all(files, nowhere, size, device=torch.device("cpu"), writer=None)
-    bad = sorted([*bad, *late], key=lambda image: image.row)
-    good = sorted(set(range(len(paths))) - {image.row for image in bad})
-    if not good:
-        return Chunk([], None, bad)
-    there = Packed(*(part.to(model.device) for part in packed)).rows(torch.tensor(good, device=model.device))
-    store = Resident(there, short=files.short, channels=files.channels, device=model.device)
-    return Chunk([images[row] for row in good], store, bad)
+    channels, device = model.embedder.trunk.channels, model.device
+    store, bad = open_files(paths, short_side=model.short_side, channels=channels, device=device, location="device")
+    unusable = {image.row for image in bad}
+    return Chunk([image for row, image in enumerate(images) if row not in unusable], store, bad)
 
 
 def read_chunks(model: Model, images: Sequence[Found]) -> Generator[Chunk, None, None]:
@@ -118,7 +109,7 @@ def embed_to_file(
         good = [image for image in images if image.path not in bad]
         if not good:
             raise none_usable(filled.bad, len(images))
-        with whole_file(out) as temporary:
+        with atomic_file(out) as temporary:
             write(temporary, good, index)
     shutil.rmtree(_part(out))
     return filled

@@ -1,8 +1,12 @@
 """Searching an index with images: the model that belongs to it, and the similarity from which hits count as kin."""
 
+from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
+
+import numpy as np
+from torch import Tensor
 
 from nearkin.data.image_files import Found
 from nearkin.data.pixels.decode import BadImage
@@ -11,16 +15,27 @@ from nearkin.files import Json, read_json
 from nearkin.search.calibrate import FILE
 from nearkin.search.embed import embed_chunk, read_chunks
 from nearkin.search.index import Hit, Index
+from nearkin.search.index.base import Floats
 from nearkin.spec import nearest
 from nearkin.training.model import Model, fingerprint, load
 
 
+class Query(NamedTuple):
+    """One search: by an embedding, by decoded pixels, or by an item of the index."""
+
+    k: int
+    labels: tuple[str, ...] | None = None  # only items of these
+    vector: Floats | None = None  # [D]
+    pixels: Tensor | None = None  # uint8 [C, h, w], uncropped
+    id: str | None = None  # of the item to search by, or that the picture is; never among the hits
+
+
 class Answer(NamedTuple):
-    """What was found for one image."""
+    """The hits of one image."""
 
     query: str  # its path
     hits: list[Hit]
-    kin: list[bool | None]  # whether each hit is similar enough to be of the query's class; None without a threshold
+    same_class: list[bool | None]  # whether each hit reaches the threshold; None without one
 
 
 def model_of(index: Index, *, run: str | Path | None = None, device: str = "auto") -> Model:
@@ -64,6 +79,47 @@ def threshold_of(index: Index, run: str | Path | None = None) -> Json | None:
     return run_threshold(Path(run) if run is not None else index.run) or kept
 
 
+def search_queries(
+    index: Index, queries: Sequence[Query], *, model: Model | None = None
+) -> list[list[Hit] | NearkinError]:
+    """The k nearest items of each query, best first, or what is wrong with it.
+
+    Pictures are embedded as one batch, and queries with the same k and labels are searched together.
+    """
+    results: dict[int, list[Hit] | NearkinError] = {}
+    groups: dict[tuple[int, tuple[str, ...] | None], dict[int, Floats]] = defaultdict(dict)
+    for row, vector in enumerate(_vectors(index, queries, model)):
+        if isinstance(vector, NearkinError):
+            results[row] = vector
+        else:
+            groups[queries[row].k, queries[row].labels][row] = vector
+    for (k, labels), vectors in groups.items():
+        try:
+            found = index.search(np.stack(list(vectors.values())), k + 1, labels=labels)
+        except NearkinError as error:
+            results.update(dict.fromkeys(vectors, error))
+            continue
+        for row, hits in zip(vectors, found, strict=True):
+            results[row] = [hit for hit in hits if hit.id != queries[row].id][:k]
+    return [results[row] for row in range(len(queries))]
+
+
+def _vectors(index: Index, queries: Sequence[Query], model: Model | None) -> list[Floats | NearkinError]:
+    """The embedding of each query, or why it has none."""
+    pictures = [query.pixels for query in queries if query.pixels is not None]
+    embedded = iter(model.embed(pictures).float().cpu().numpy()) if pictures and model is not None else iter(())
+    vectors: list[Floats | NearkinError] = []
+    for query in queries:
+        try:
+            if query.vector is not None:
+                vectors.append(query.vector)
+            else:
+                vectors.append(index.embeddings([query.id or ""])[0] if query.pixels is None else next(embedded))
+        except NearkinError as error:  # the item is not in the index
+            vectors.append(error)
+    return vectors
+
+
 def search_images(
     index: Index,
     model: Model,
@@ -78,18 +134,25 @@ def search_images(
     `run` is where the run is now, if it has moved: its threshold tells which hits are kin.
     """
     threshold = threshold_of(index, run)
+    among = None if labels is None else tuple(labels)
     answers: list[Answer] = []
     bad: list[BadImage] = []
     for chunk in read_chunks(model, images):
         bad += chunk.bad
         if chunk.store is None:
             continue
-        found = index.search(embed_chunk(model, chunk), k + 1, labels=labels)
-        for image, hits in zip(chunk.images, found, strict=True):
-            others = [hit for hit in hits if hit.id != image.path][:k]
-            kin = [None if threshold is None else hit.similarity >= threshold["similarity"] for hit in others]
-            answers.append(Answer(image.path, others, kin))
+        vectors = embed_chunk(model, chunk)
+        queries = [Query(k, among, vector, id=image.path) for image, vector in zip(chunk.images, vectors, strict=True)]
+        for image, hits in zip(chunk.images, search_queries(index, queries), strict=True):
+            if isinstance(hits, NearkinError):
+                raise hits
+            answers.append(Answer(image.path, hits, [same_class(hit, threshold) for hit in hits]))
     return answers, bad
+
+
+def same_class(hit: Hit, threshold: Json | None) -> bool | None:
+    """Whether a hit is similar enough to be taken for the query's class; None without a threshold."""
+    return None if threshold is None else hit.similarity >= threshold["similarity"]
 
 
 def threshold_words(threshold: Json | None) -> str:
@@ -105,17 +168,17 @@ def threshold_words(threshold: Json | None) -> str:
 def rows_of(answer: Answer) -> list[list[str]]:
     """The hits as rows of a table."""
     return [
-        [shown(hit.path), hit.label or "", f"{hit.similarity:.4f}", "kin" if kin else ""]
-        for hit, kin in zip(answer.hits, answer.kin, strict=True)
+        [shown(hit.path), hit.label or "", f"{hit.similarity:.4f}", "same class" if same else ""]
+        for hit, same in zip(answer.hits, answer.same_class, strict=True)
     ]
 
 
 def as_records(answers: Sequence[Answer], bad: Sequence[BadImage], threshold: Json | None) -> Json:
     """What was found, for a program."""
-    queries = [
-        {"path": a.query, "hits": [{**hit._asdict(), "kin": kin} for hit, kin in zip(a.hits, a.kin, strict=True)]}
-        for a in answers
-    ]
+    queries = []
+    for answer in answers:
+        hits = [{**hit._asdict(), "kin": same} for hit, same in zip(answer.hits, answer.same_class, strict=True)]
+        queries.append({"path": answer.query, "hits": hits})
     unusable = [{"path": str(image.path), "reason": image.reason} for image in bad]
     return {"queries": queries, "unusable": unusable, "threshold": threshold}
 

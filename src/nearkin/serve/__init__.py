@@ -1,7 +1,7 @@
 """The search page: a small web server over one index, its JSON API and its pages. Everything it shows is local."""
 
 from nearkin.serve.app import make_app
-from nearkin.serve.limits import Limits
+from nearkin.serve.guard import Limits
 from nearkin.serve.server import serve
 
 __all__ = ["Limits", "make_app", "serve"]

@@ -10,17 +10,18 @@ from typing import Annotated, Any
 from fastapi import FastAPI, Query, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
+from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
-from nearkin import __version__
+from nearkin.files import VERSION
 from nearkin.errors import NearkinError
 from nearkin.search.index import Index
-from nearkin.serve.answers import About, Examples, Found, Map, Problem
-from nearkin.serve.guard import Guard
-from nearkin.serve.limits import Limits, Refused
+from nearkin.search.index.base import NoItem
+from nearkin.serve.guard import Guard, Limits, Refused
+from nearkin.serve.map import Map
 from nearkin.serve.pictures import THUMBNAILS
-from nearkin.serve.service import Service
+from nearkin.serve.service import About, Examples, Found, Service
 from nearkin.training.model import Model
 
 ASSETS = {  # every file there is: nothing is looked up by a path from outside
@@ -45,6 +46,12 @@ PROBLEMS = {
     422: "A parameter is missing or out of range.",
     503: "All places are taken: come again after Retry-After seconds.",
 }
+
+
+class Problem(BaseModel):
+    """Why there is no answer, in a sentence."""
+
+    error: str
 
 
 def problems(*codes: int) -> dict[int | str, dict[str, Any]]:
@@ -86,7 +93,7 @@ def make_app(
         await asyncio.to_thread(service.close)
 
     app = FastAPI(
-        title="nearkin", version=__version__, description=DESCRIPTION, docs_url=None, redoc_url=None, lifespan=lifespan
+        title="nearkin", version=VERSION, description=DESCRIPTION, docs_url=None, redoc_url=None, lifespan=lifespan
     )
     _add_errors(app)
     _add_pages(app)
@@ -190,6 +197,10 @@ def _add_errors(app: FastAPI) -> None:
     async def refused(_request: Request, error: Refused) -> JSONResponse:
         headers = {} if error.retry_after is None else {"Retry-After": str(error.retry_after)}
         return JSONResponse({"error": error.sentence}, error.status, headers)
+
+    @app.exception_handler(NoItem)
+    async def no_item(_request: Request, _error: NoItem) -> JSONResponse:
+        return JSONResponse({"error": "There is no such picture in the index."}, 404)
 
     @app.exception_handler(NearkinError)
     async def wrong(_request: Request, error: NearkinError) -> JSONResponse:

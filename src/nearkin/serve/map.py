@@ -3,7 +3,6 @@
 Principal components give a rough map at once. The map that stays is t-SNE of up to `LANDMARKS` items, spread over the
 classes; the others lie where their nearest landmarks are. The same index gives the same map, and it is kept on disk.
 """
-# MERGED: The map as it is asked for: a rough one at once, the careful one when it is drawn.
 
 import hashlib
 import threading
@@ -15,11 +14,11 @@ from typing import Literal, NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from pydantic import BaseModel, Field
 
 from nearkin.errors import NearkinError
 from nearkin.files import cache_dir, read_tensors, write_tensors
 from nearkin.search.index import Index
-from nearkin.serve.answers import Map
 
 Floats = NDArray[np.float32]
 Ints = NDArray[np.int64]
@@ -119,6 +118,19 @@ def _frame(places: Floats) -> Floats:
     extent = max(float((high - low).max()), 1e-12)
     framed: Floats = ((places - (low + high) / 2) / extent + 0.5).astype(np.float32)
     return framed
+
+
+class Map(BaseModel):
+    """The index in the plane, column by column."""
+
+    state: Literal["drawing", "done", "none"] = Field(description="Whether a better map is on its way.")
+    method: str
+    total: int = Field(description="Items in the index; a large one is shown in part.")
+    labels: list[str]
+    ids: list[str]
+    label: list[int] = Field(description="For each point the number of its label, -1 for none.")
+    x: list[float]
+    y: list[float]
 
 
 NONE = Map(state="none", method="", total=0, labels=[], ids=[], label=[], x=[], y=[]).model_dump_json().encode()

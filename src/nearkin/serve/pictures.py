@@ -9,14 +9,11 @@ from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
 
-import torch
 from PIL import Image
 from torch import Tensor
 
-from nearkin.data.pixels.decode import BadImage, Bounded, TooManyParts, decode, read
-from nearkin.data.pixels.tiles import Pixels
-from nearkin.data.pixels.views import central
-from nearkin.serve.limits import Refused
+from nearkin.data.pixels.decode import BadImage, BoundedFile, TooManyParts, decode, decode_file
+from nearkin.serve.guard import Refused
 
 FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 """What is read from strangers; Pillow knows many more, some of which start other programs."""
@@ -31,23 +28,18 @@ THUMBNAILS = (64, 256, 768)
 """The short sides at which pictures are sent."""
 
 
-def decode_upload(data: bytes, *, short: int, size: int, channels: int, limit: int) -> Tensor:
-    """The central square of an uploaded picture, uint8 [channels, size, size], as a file on disk would give it.
-
-    Call `check_upload` first.
-    """
+def decode_upload(data: bytes, *, short_side: int, channels: int, limit: int) -> Tensor:
+    """Decode an uploaded picture as a file would be: uint8 [channels, h, w]. Call `check_upload` first."""
     try:
-        pixels = decode(data, Path("picture"), short=short, channels=channels, limit=limit)
+        return decode(data, Path("picture"), short_side=short_side, channels=channels, limit=limit, formats=FORMATS)
     except BadImage as error:
         raise Refused(400, f"This picture cannot be used: {error.reason}.") from None
-    whole = Pixels(pixels[None], torch.tensor([pixels.shape[1:]]))
-    return central(whole, size)[0]
 
 
 def check_upload(data: bytes, *, limit: int) -> int:
     """How many pixels a picture has; what is none, or would take too long, is refused by its header alone."""
     try:
-        with Image.open(Bounded(data), formats=FORMATS) as image:
+        with Image.open(BoundedFile(data), formats=FORMATS) as image:
             width, height = image.size
     except Image.DecompressionBombError:
         raise Refused(413, f"This picture has far more than {limit:,} pixels, which is what is accepted.") from None
@@ -68,15 +60,10 @@ def thumbnail(path: Path, side: int) -> tuple[bytes, str]:
     It holds pixels and nothing else: no place, no time, no camera.
     """
     try:
-        data = read(path)
-        with Image.open(io.BytesIO(data), formats=FORMATS) as image:
-            short = min(side, *image.size)
-        pixels = decode(data, path, short=short)
+        pixels = decode_file(path, short_side=side, formats=FORMATS, enlarge=False)
     except BadImage as error:
         raise Refused(404, f"The picture cannot be shown: {error.reason}.") from None
-    except Exception:  # as above: the file has changed since it was indexed
-        raise Refused(404, "The picture cannot be shown: its file is no picture any more.") from None
-    kind = "PNG" if short <= THUMBNAILS[0] else "JPEG"  # few pixels are shown as they are
+    kind = "PNG" if min(pixels.shape[1:]) <= THUMBNAILS[0] else "JPEG"  # few pixels are shown as they are
     out = io.BytesIO()
     Image.fromarray(pixels.permute(1, 2, 0).numpy()).save(out, kind, quality=85)
     return out.getvalue(), f"image/{kind.lower()}"

@@ -22,8 +22,7 @@ from nearkin.errors import NearkinError
 from nearkin.search.index import open_index
 from nearkin.search.query import model_of
 from nearkin.serve.app import make_app
-from nearkin.serve.guard import LOOPBACK, Guard
-from nearkin.serve.limits import Limits
+from nearkin.serve.guard import LOOPBACK, Guard, Limits
 from nearkin.training.model import Model
 
 SECONDS = 10.0  # for the head of a request to arrive, and between two looks at a connection

@@ -14,7 +14,7 @@ import pytest
 from made import make_run
 
 from nearkin.errors import NearkinError
-from nearkin.files import writing
+from nearkin.files import write_lock
 from nearkin.search.index import Hit, Index, create_index, open_index
 from nearkin.search.index import exact as exact_search
 from nearkin.search.index.base import points
@@ -235,7 +235,7 @@ def test_two_writers_in_turn_see_each_other(tmp_path):
 
 def test_a_second_writer_at_the_same_time_is_a_sentence(tmp_path):
     index = filled(tmp_path / "i")
-    with writing(tmp_path / "i"), pytest.raises(NearkinError, match="Another process is writing"):
+    with write_lock(tmp_path / "i"), pytest.raises(NearkinError, match="Another process is writing"):
         index.remove(["0/1.png"])
     assert index.remove(["0/1.png"]) == 1
 

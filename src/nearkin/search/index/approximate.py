@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from nearkin.errors import NearkinError
-from nearkin.files import whole_file
+from nearkin.files import atomic_file
 from nearkin.search.index.base import Floats, Kind, Meta
 from nearkin.search.index.exact import Ints, Mask
 from nearkin.search.index.segments import Rows
@@ -127,7 +127,7 @@ def _empty(faiss: Any, kind: Kind, vectors: Floats, space: Space) -> Any:
 def write_graph(folder: Path, generation: int, graph: Graph) -> Meta:
     """Write a graph and say what the manifest has to know of it."""
     name = f"graph-{generation:08d}.faiss"
-    with whole_file(folder / name) as temporary:
+    with atomic_file(folder / name) as temporary:
         import_faiss().write_index(graph.faiss, str(temporary))
         digest = _digest(temporary)
     return {"file": name, "last": graph.last, "items": graph.faiss.ntotal, "sha256": digest}

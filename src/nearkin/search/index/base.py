@@ -30,6 +30,10 @@ class NoIndex(NearkinError):  # noqa: N818 (there is none, and that need not be 
     """There is no index where one was looked for."""
 
 
+class NoItem(NearkinError):  # noqa: N818 (as above)
+    """There is no item of that id in the index."""
+
+
 class Hit(NamedTuple):
     """One item that was found."""
 
@@ -125,7 +129,7 @@ class Index(ABC):
         """The item of an id."""
         found = self._items([id])
         if not found:
-            raise NearkinError(f"There is no item {id!r} in the index.")
+            raise NoItem(f"There is no item {id!r} in the index.")
         return found[0]
 
     def remember(self, **changes: Any) -> None:

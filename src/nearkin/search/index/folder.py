@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from nearkin.errors import NearkinError
-from nearkin.files import writing
+from nearkin.files import write_lock
 from nearkin.search.index.approximate import LEAST, Graph, make_graph, read_graph, write_graph
 from nearkin.search.index.base import Batch, Floats, Hit, Index, Item, Items, Meta
 from nearkin.search.index.exact import Ints, rescored, search_exact
@@ -45,7 +45,7 @@ class FolderIndex(Index):
         """Create an empty index in a new folder."""
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        with writing(folder):
+        with write_lock(folder):
             write_manifest(folder, Manifest(meta))
         return cls(folder)
 
@@ -55,7 +55,7 @@ class FolderIndex(Index):
     # Writing.
 
     def _add(self, batch: Batch) -> None:
-        with self._lock, writing(self.folder):
+        with self._lock, write_lock(self.folder):
             self._catch_up()
             old = self._numbers(self.rows, [item.id for item in batch.items])
             first = self.manifest.next_key
@@ -64,7 +64,7 @@ class FolderIndex(Index):
 
     def remove(self, ids: Sequence[str]) -> int:
         """Remove items by their ids; how many of them were there."""
-        with self._lock, writing(self.folder):
+        with self._lock, write_lock(self.folder):
             self._catch_up()
             old = self._numbers(self.rows, list(dict.fromkeys(ids)))
             if old:
@@ -72,7 +72,7 @@ class FolderIndex(Index):
             return len(old)
 
     def _write_meta(self) -> None:
-        with self._lock, writing(self.folder):
+        with self._lock, write_lock(self.folder):
             meta = self.meta
             self._catch_up()
             self._write(self.manifest._replace(meta=meta))
@@ -173,7 +173,7 @@ class FolderIndex(Index):
             return self._read_graph[1]
 
     def _build(self) -> bool:
-        with self._lock, writing(self.folder):
+        with self._lock, write_lock(self.folder):
             self._catch_up()
             if len(self) < LEAST:
                 if self.manifest.graph is not None:
