@@ -1,5 +1,4 @@
-"""A report of runs as one HTML page that needs nothing else: no network, no files beside it."""
-# MERGED: What a search found, as one page with its pictures in it: nothing to load, nothing to run.
+"""Pages that need no other file and no network: the report of runs, and the results of a search."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,43 +7,42 @@ import torch
 
 from nearkin.console import Reporter
 from nearkin.data.images import Images, counted, listed
-from nearkin.files import whole_file
-from nearkin.report import comparison_sections as comparison
+from nearkin.files import atomic_file
 from nearkin.report import picture_sections as pictures
 from nearkin.report import sections
-from nearkin.report.comparing import intervals
-from nearkin.report.html import Html, Thumbs, escape, join
+from nearkin.report.comparison import intervals
+from nearkin.report.html import Html, Thumbnails, escape, join
 from nearkin.report.maps import POINTS
-from nearkin.report.measured_runs import MAIN, Study, by_method
-from nearkin.report.sections import Material, Section
+from nearkin.report.measured_runs import MAIN_METRICS, MeasuredRun, by_method
+from nearkin.report.sections import ReportData, Section
 from nearkin.search.query import Answer
 
-# What the page may load: what it carries. A browser refuses the rest.
+# The browser refuses to load anything that is not inside the page.
 POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
 
 
 def write_page(
-    studies: Sequence[Study], path: Path, *, title: str = "", points: int = POINTS, reporter: Reporter | None = None
+    runs: Sequence[MeasuredRun], path: Path, *, title: str = "", points: int = POINTS, reporter: Reporter | None = None
 ) -> Path:
     """Write the report of one run, or of several side by side."""
-    page = report_page(studies, title=title, points=points, reporter=reporter or Reporter())
-    with whole_file(path) as temporary:
+    page = report_page(runs, title=title, points=points, reporter=reporter or Reporter())
+    with atomic_file(path) as temporary:
         temporary.write_text(page, encoding="utf-8")
     return path
 
 
-def report_page(studies: Sequence[Study], *, title: str, points: int, reporter: Reporter) -> str:
-    """The page as text."""
-    material = Material(studies, by_method(studies), Thumbs(studies[0].images), points)
+def report_page(runs: Sequence[MeasuredRun], *, title: str, points: int, reporter: Reporter) -> str:
+    """The report as the text of a page."""
+    report = ReportData(runs, by_method(runs), Thumbnails(runs[0].images), points)
     makers = [sections.about, sections.scores]
-    if len(studies) > 1:
-        makers += [comparison.differences]
-    if len(material.methods) > 1:
-        makers += [comparison.ranking, comparison.retrievals]
+    if len(runs) > 1:
+        makers += [sections.tests]
+    if len(report.methods) > 1:
+        makers += [sections.ranking, pictures.retrievals]
     makers += [
         sections.curves,
         pictures.classes,
-        pictures.confused,
+        pictures.confusions,
         pictures.neighbours,
         pictures.similarities,
         pictures.maps,
@@ -52,28 +50,28 @@ def report_page(studies: Sequence[Study], *, title: str, points: int, reporter: 
     made: list[Section] = []
     with reporter.bar("writing the report") as progress:
         for number, maker in enumerate(makers, start=1):
-            made.append(maker(material))
+            made.append(maker(report))
             progress(number, len(makers))
-    made += [section for section in (sections.known(material), sections.configuration(material)) if section]
-    data = studies[0].config["plan"]["data"].partition(":")[0]
-    heading = title or f"{listed(list(material.methods), limit=3)} on {data}"
-    return _page(heading, _lead(material), made)
+    made += [section for section in (sections.training_classes(report), sections.configuration(report)) if section]
+    data = runs[0].config["plan"]["data"].partition(":")[0]
+    heading = title or f"{listed(list(report.methods), limit=3)} on {data}"
+    return _page(heading, _summary(report), made)
 
 
-def _lead(material: Material) -> Html:
-    """What one sees first: the main scores of one run, or how many there are."""
-    studies = material.studies
-    if len(studies) > 1:
-        where = "Tests and Critical differences" if len(material.methods) > 1 else "Tests"
+def _summary(report: ReportData) -> Html:
+    """The top of the page: the main scores of one run, or the number of runs."""
+    runs = report.runs
+    if len(runs) > 1:
+        where = "Tests and Critical differences" if len(report.methods) > 1 else "Tests"
         text = (
-            f"{len(studies)} runs of {counted(len(material.methods), 'method', 'methods')} on the same "
-            f"{len(studies[0].query):,} queries of {studies[0].images.classes:,} classes. What differs by more than "
-            f"chance is said under {where}, and only there."
+            f"{len(runs)} runs of {counted(len(report.methods), 'method', 'methods')} on the same "
+            f"{len(runs[0].query):,} queries of {runs[0].images.classes:,} classes. Which differences are significant "
+            f"stands under {where}, and only there."
         )
         return Html(f"<p>{escape(text)}</p>")
     tiles = []
-    for metric in reversed(MAIN):
-        found = intervals(studies[0], metric).classes
+    for metric in reversed(MAIN_METRICS):
+        found = intervals(runs[0], metric).classes
         tiles.append(
             f"<li><span>{metric}, percent</span><b>{found.mean:.1f}</b>"
             f"<span>95 % over classes: {found.low:.1f} to {found.high:.1f}</span></li>"
@@ -81,7 +79,7 @@ def _lead(material: Material) -> Html:
     return Html(f'<ul class="tiles">{"".join(tiles)}</ul>')
 
 
-def _page(title: str, lead: Html, made: Sequence[Section]) -> str:
+def _page(title: str, summary: Html, made: Sequence[Section]) -> str:
     links = join(Html(f'<li><a href="#{section.id}">{escape(section.title)}</a></li>') for section in made)
     body = join(
         Html(
@@ -96,11 +94,11 @@ def _page(title: str, lead: Html, made: Sequence[Section]) -> str:
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         f'<title>{escape(title)}</title>\n<link rel="icon" href="data:,">\n'
         f"<style>{_asset('page.css')}</style>\n</head>\n<body>\n"
-        '<a class="skip" href="#main">To the content</a>\n<div class="page">\n'
-        f"<header><h1>{escape(title)}</h1>{lead}</header>\n"
+        '<a class="skip" href="#main">Skip to content</a>\n<div class="page">\n'
+        f"<header><h1>{escape(title)}</h1>{summary}</header>\n"
         f'<nav aria-label="Sections"><ul>{links}</ul></nav>\n'
         f'<main id="main">{body}</main>\n'
-        "<footer>Written by nearkin report. The page carries all it shows.</footer>\n"
+        "<footer>Written by nearkin report. The page needs no other file.</footer>\n"
         f"</div>\n<script>{_asset('page.js')}</script>\n</body>\n</html>\n"
     )
 
@@ -109,7 +107,7 @@ def _asset(name: str) -> str:
     return (Path(__file__).parent / name).read_text(encoding="utf-8")
 
 
-STYLE = """
+SEARCH_STYLE = """
 :root { color-scheme: light dark; --ink: #1d2127; --paper: #fdfdfc; --soft: #59606b; --rule: #dcdfe4; --kin: #0072b2; }
 @media (prefers-color-scheme: dark) {
   :root { --ink: #e6e8eb; --paper: #15181c; --soft: #a3abb6; --rule: #373d46; --kin: #5aaee0; }
@@ -127,23 +125,23 @@ img.pixels { image-rendering: pixelated; }
 
 
 def search_page(answers: Sequence[Answer], *, title: str, note: str) -> str:
-    """The page: each query with its hits, best first; kin, where a threshold tells, have a bar above them."""
+    """A page of queries with their hits, best first; a bar marks hits above the index's threshold as kin."""
     paths = list(dict.fromkeys(p for a in answers for p in (a.query, *(hit.path for hit in a.hits))))
-    thumbs = Thumbs(Images([Path(p) for p in paths], torch.zeros(len(paths), dtype=torch.int64), ("",)))
+    thumbnails = Thumbnails(Images([Path(p) for p in paths], torch.zeros(len(paths), dtype=torch.int64), ("",)))
     row = {path: number for number, path in enumerate(paths)}
-    sections = join(_section(answer, thumbs, row) for answer in answers)
+    sections = join(_answer_section(answer, thumbnails, row) for answer in answers)
     return (
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
-        f'<meta name="viewport" content="width=device-width, initial-scale=1"><style>{STYLE}</style></head>\n'
+        f'<meta name="viewport" content="width=device-width, initial-scale=1"><style>{SEARCH_STYLE}</style></head>\n'
         f"<body><main><h1>{escape(title)}</h1><p>{escape(note)}</p>\n{sections}</main></body></html>\n"
     )
 
 
-def _section(answer: Answer, thumbs: Thumbs, row: dict[str, int]) -> Html:
-    items = [Html(f'<li class="query">{thumbs.image(row[answer.query], "the query")}the query</li>')]
-    for hit, kin in zip(answer.hits, answer.kin, strict=True):
+def _answer_section(answer: Answer, thumbnails: Thumbnails, row: dict[str, int]) -> Html:
+    items = [Html(f'<li class="query">{thumbnails.image(row[answer.query], "the query")}the query</li>')]
+    for hit, kin in zip(answer.hits, answer.same_class, strict=True):
         name = Path(hit.path).name
-        picture = thumbs.image(row[hit.path], name)
+        picture = thumbnails.image(row[hit.path], name)
         words = f"{escape(hit.label or '')}<br>{hit.similarity:.3f}{', kin' if kin else ''}"
         items.append(
             Html(
