@@ -4,7 +4,7 @@ import json
 import os
 import subprocess
 import sys
-from importlib.metadata import version
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -72,8 +72,9 @@ def test_without_arguments_help_is_printed():
     assert "  train " in done.stdout
 
 
-def test_version():
-    assert nearkin("--version").stdout == f"nearkin {version('nearkin')}\n"
+def test_version_is_that_of_the_package():
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    assert nearkin("--version").stdout == f"nearkin {project['version']}\n"
 
 
 def test_ctrl_c_says_how_to_continue(monkeypatch, capsys):

@@ -1,13 +1,13 @@
 """The command line: one module per group of commands. An error is one sentence and exit code 2."""
 
 import sys
-from importlib.metadata import version
 from typing import Annotated, Any, NoReturn
 
 import typer
 
 from nearkin.cli import benchmark, search, studies, training
 from nearkin.errors import NearkinError
+from nearkin.files import VERSION
 
 # Typer brings its own copy of click or not, depending on its version: find the exception among its bases.
 ClickException: type[Any] = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
@@ -27,7 +27,7 @@ for group in (training, benchmark, studies, search):
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        print(f"nearkin {version('nearkin')}")
+        print(f"nearkin {VERSION}")
         raise typer.Exit
 
 

@@ -15,7 +15,7 @@ from nearkin.cli.options import (
 )
 from nearkin.console import PrintedTable, latex, markdown
 from nearkin.errors import NearkinError
-from nearkin.files import whole_file
+from nearkin.files import atomic_file
 
 app = typer.Typer()
 
@@ -36,18 +36,18 @@ def report(
     device: DeviceOption = "auto",
 ) -> None:
     """Write a report of runs: settings, curves, scores with intervals, classes, neighbours, significance tests."""
-    from nearkin.report.measured_runs import open_studies
+    from nearkin.report.measured_runs import open_runs
     from nearkin.report.page import write_page
-    from nearkin.report.run_tables import run_tables
+    from nearkin.report.comparison import run_tables
 
     reporter = progress_reporter()
-    studies = open_studies(runs, data=data, device=device, reporter=reporter)
+    studies = open_runs(runs, data=data, device=device, reporter=reporter)
     path = out or Path({"html": "report.html", "markdown": "report.md", "latex": "report.tex"}[form])
     if form == "html":
         write_page(studies, path, title=title, points=points, reporter=reporter)
     else:
         tables = run_tables(studies)
-        with whole_file(path) as temporary:
+        with atomic_file(path) as temporary:
             temporary.write_text(markdown(tables) if form == "markdown" else latex(tables), encoding="utf-8")
     print(f"Report: {path}")
 
@@ -66,14 +66,14 @@ def proxies(
 
     Train with --snapshots 0,30,80 to see several epochs, and with --evaluate-every 1 for the curve of scores.
     """
-    from nearkin.studies.proxies import draw_run
+    from nearkin.studies.proxies import draw_proxies
 
     try:
         wanted = None if epochs is None else [int(part) for part in epochs.split(",")]
     except ValueError:
         raise NearkinError(f"--epochs takes whole numbers separated by commas, as 0,30,80, not {epochs!r}.") from None
     reporter = progress_reporter()
-    written = draw_run(
+    written = draw_proxies(
         run, out=out, baseline=baseline, epochs=wanted, points=points, data=data, device=device, reporter=reporter
     )
     for path in written:

@@ -39,16 +39,20 @@ def train(
     **settings: Any,
 ) -> None:
     """Train a model and measure it on unseen classes; without options, on the embedded glyphs."""
-    from nearkin.report.sheets import neighbour_sheet
+    from nearkin.report.picture_sheets import neighbour_sheet
+    from nearkin.training.images import Embedded
     from nearkin.training.launch import train as run_training
     from nearkin.training.measure_run import embed_test
 
     reporter = Reporter(Console())
-    run = run_training(out=out, resume=resume, reporter=reporter, **changed_settings(settings))
+    tested: list[Embedded] = []
+    chosen = changed_settings(settings)
+    run = run_training(out=out, resume=resume, reporter=reporter, after_test=tested.append, **chosen)
     _show_result(run)
-    device = read_json(run.config)["plan"]["device"]
-    embedded = embed_test(run.path, device=device, reporter=reporter)
-    picture = neighbour_sheet(embedded, run.path / "neighbours.png")
+    if not tested:  # the run was finished before
+        device = read_json(run.config)["plan"]["device"]
+        tested.append(embed_test(run.path, device=device, reporter=reporter))
+    picture = neighbour_sheet(tested[0], run.path / "neighbours.png")
     print(f"Nearest neighbours of test images: {picture}")
 
 
@@ -155,8 +159,8 @@ def data(
 ) -> None:
     """Describe a data set: counts, splits, unreadable images, and a contact sheet."""
     from nearkin.data.datasets import DATASETS, Part, describe, load_dataset
-    from nearkin.data.pixels.open import unreadable
-    from nearkin.report.sheets import class_sheet
+    from nearkin.data.pixels.open import find_unreadable
+    from nearkin.report.picture_sheets import class_sheet
 
     console = Console()
     if name is None:
@@ -173,7 +177,7 @@ def data(
     ]
     console.print(PrintedTable(f"{dataset.name} (last three: images per class)", list(Part._fields), cells))
     with Reporter(console).bar("reading every image") as progress:
-        broken = unreadable(dataset, progress=progress)
+        broken = find_unreadable(dataset, progress=progress)
     for sentence in (*dataset.notes, *broken):
         console.print(sentence, highlight=False, markup=False, soft_wrap=True)
     class_sheet(dataset.train, title=f"{name}: training classes").save(out)
