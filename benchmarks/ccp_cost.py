@@ -20,7 +20,7 @@ from timing import Work, least, source, training_step
 from torch import Tensor, nn
 
 from nearkin.files import write_json
-from nearkin.methods.build import method
+from nearkin.methods.catalogue import method
 from nearkin.methods.proxies import distances
 from nearkin.networks.backbones import natural_plan
 from nearkin.training.model import build_embedder

@@ -26,7 +26,7 @@ from nearkin.evaluation import evaluate
 from nearkin.evaluation.statistics import Comparison, against, summary
 from nearkin.files import read_json, write_json
 from nearkin.methods.base import Step
-from nearkin.methods.build import method
+from nearkin.methods.catalogue import method
 from nearkin.networks.backbones import natural_plan
 from nearkin.space import Space
 from nearkin.training.model import Model, build_embedder

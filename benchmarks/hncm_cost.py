@@ -18,7 +18,7 @@ from rich.table import Table
 from timing import least, milliseconds, source
 
 from nearkin.files import write_json
-from nearkin.methods.build import method
+from nearkin.methods.catalogue import method
 from nearkin.methods.strategies.profs import HANDS, PROFS
 
 BATCH, IMAGES, GOAL = 128, 2, 1.5

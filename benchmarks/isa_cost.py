@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from nearkin.files import write_json
 from nearkin.methods.base import Method, Step
-from nearkin.methods.build import method
+from nearkin.methods.catalogue import method
 from nearkin.networks.backbones import natural_plan
 from nearkin.training.model import build_embedder
 from nearkin.training.plan import make_plan

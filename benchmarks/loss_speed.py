@@ -22,7 +22,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from nearkin.files import write_json
 from nearkin.methods.base import Method
-from nearkin.methods.build import method
+from nearkin.methods.catalogue import method
 from nearkin.methods.losses.multi_similarity import MultiSimilarity
 from nearkin.methods.relation import References, relate
 

@@ -24,7 +24,7 @@ from timing import Work, least, source
 from nearkin.console import Reporter
 from nearkin.files import write_json
 from nearkin.methods.base import Step
-from nearkin.methods.build import method
+from nearkin.methods.catalogue import method
 from nearkin.training.launch import build_training
 from nearkin.training.plan import make_plan
 from nearkin.training.run_folder import RunFolder

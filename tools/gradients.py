@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from nearkin.methods.base import Loss
-from nearkin.methods.build import method
+from nearkin.methods.catalogue import method
 from nearkin.methods.losses import LOSSES
 from nearkin.methods.relation import References, relate
 from nearkin.space import Space

@@ -7,7 +7,7 @@ import oracles
 import torch
 
 from nearkin.methods.base import Method, Step
-from nearkin.methods.build import method
+from nearkin.methods.catalogue import method
 from nearkin.methods.losses import LOSSES
 from nearkin.methods.relation import References
 from nearkin.methods.strategies import STRATEGIES

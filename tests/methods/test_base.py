@@ -5,7 +5,7 @@ import torch
 
 from nearkin.errors import NearkinError
 from nearkin.methods.base import Loss, Method, Step, Strategy
-from nearkin.methods.build import method
+from nearkin.methods.catalogue import method
 from nearkin.methods.losses import LOSSES
 from nearkin.methods.losses.contrastive import Contrastive
 from nearkin.methods.losses.proxy_anchor import ProxyAnchor

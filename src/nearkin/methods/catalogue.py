@@ -1,15 +1,48 @@
-"""The methods as text: the list, and the header of each one's file."""
+"""Methods by name: build one from its spec, list all, print the header of one."""
 
 import inspect
+from collections.abc import Callable, Mapping
 
-from nearkin.methods.base import Method
+from nearkin.errors import NearkinError
+from nearkin.methods.base import Loss, Method
 from nearkin.methods.losses import LOSSES
 from nearkin.methods.strategies import STRATEGIES
-from nearkin.spec import look_up, option_names
+from nearkin.space import Space
+from nearkin.spec import Call, look_up, option_names, parse, resolve_options
+
+METHODS: dict[str, type[Method]] = {**LOSSES, **STRATEGIES}
+
+
+def method(spec: str, *, classes: int, dim: int, space: str | None = None) -> Method:
+    """Build a method from its spec, for `classes` training classes and `dim`-dimensional embeddings.
+
+    `space` (cosine, ball, euclidean or inner) replaces the one the method was published with.
+    """
+    return _build(parse(spec), {"classes": classes, "dim": dim}, None if space is None else Space(space))
+
+
+def _build(call: Call, sizes: Mapping[str, int], space: Space | None) -> Method:
+    entry: Callable[..., Method] = look_up(call.name, METHODS, what="method")
+    options = resolve_options(call, entry, given=sizes)
+    required = {name: value for name, value in sizes.items() if name in option_names(entry)}
+    inner = [_build(arg, sizes, space) for arg in call.args]
+    if call.name in LOSSES:
+        if inner:
+            raise NearkinError(f"{call.name} is a loss and takes no inner method; got {call.args[0]}.")
+        built = entry(**options, **required)
+    else:
+        inner = inner or [_build(parse(STRATEGIES[call.name].natural_inner), sizes, space)]
+        if len(inner) > 1 or not isinstance(inner[0], Loss):
+            raise NearkinError(f"{call.name} takes one loss, as in {call.name}({STRATEGIES[call.name].natural_inner}).")
+        built = entry(inner[0], **options, **required)
+    if space is not None:
+        built.space = space
+    built.spec = Call(call.name, tuple(m.spec for m in inner), options)
+    return built
 
 
 def header(entry: type[Method]) -> str:
-    """The docstring of the file beside the paper."""
+    """The docstring of the file that implements the paper."""
     module = inspect.getmodule(entry)
     return inspect.cleandoc(module.__doc__ or "") if module else ""
 
@@ -20,12 +53,13 @@ def citation(entry: type[Method]) -> str:
 
 
 def sentence(entry: type[Method]) -> str:
-    """The header's second paragraph: what the method does."""
-    return " ".join(header(entry).split("\n\n")[1].split())
+    """What the method does: the header's second paragraph, or the class's docstring if the file has several methods."""
+    several = sum(other.__module__ == entry.__module__ for other in METHODS.values()) > 1
+    return inspect.getdoc(entry) or "" if several else " ".join(header(entry).split("\n\n")[1].split())
 
 
 def kind(entry: type[Method]) -> str:
-    """Proxy loss, pair loss or strategy, by what the entry is built from."""
+    """Proxy loss, pair loss or strategy."""
     if entry in STRATEGIES.values():
         return "strategy"
     return "proxy loss" if "per_class" in option_names(entry) else "pair loss"
@@ -33,13 +67,12 @@ def kind(entry: type[Method]) -> str:
 
 def method_rows() -> list[list[str]]:
     """Name, kind and sentence of every method."""
-    return [[name, kind(entry), sentence(entry)] for name, entry in sorted({**LOSSES, **STRATEGIES}.items())]
+    return [[name, kind(entry), sentence(entry)] for name, entry in sorted(METHODS.items())]
 
 
 def method_page(name: str) -> str:
-    """A method's header, and the options its signature has."""
-    table: dict[str, type[Method]] = {**LOSSES, **STRATEGIES}
-    entry = look_up(name, table, what="method")
+    """The header of a method, followed by its options and their defaults."""
+    entry = look_up(name, METHODS, what="method")
     parameters = inspect.signature(entry).parameters
     options = [n for n in option_names(entry) if n not in ("classes", "dim")]
     lines = [f"    {n} = {parameters[n].default!r}" for n in options]

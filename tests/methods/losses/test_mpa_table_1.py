@@ -9,9 +9,7 @@ import pytest
 import torch
 
 from nearkin import method
-from nearkin.methods.losses.mpa import mpa
-from nearkin.methods.losses.mpa_ap import mpa_ap
-from nearkin.methods.losses.mpa_dw import mpa_dw
+from nearkin.methods.losses.mpa import mpa, mpa_ap, mpa_dw
 from nearkin.methods.losses.proxy_anchor import proxy_anchor
 from nearkin.methods.losses.proxy_nca import proxy_nca
 from nearkin.methods.losses.soft_triple import soft_triple

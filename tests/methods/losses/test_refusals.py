@@ -6,7 +6,7 @@ import math
 import pytest
 
 from nearkin.errors import NearkinError
-from nearkin.methods.build import method
+from nearkin.methods.catalogue import method
 from nearkin.methods.losses import LOSSES
 
 SHARPNESS = ("scale", "gamma", "temperature", "alpha", "beta")

@@ -14,7 +14,7 @@ import nearkin as nk
 from nearkin.errors import NearkinError
 from nearkin.files import read_json, read_tensors
 from nearkin.methods.base import Step
-from nearkin.methods.build import method
+from nearkin.methods.catalogue import method
 from nearkin.methods.proxies import k_center
 from nearkin.methods.strategies.ccp import BETTER, draw, ends, pool_size
 from nearkin.space import Space

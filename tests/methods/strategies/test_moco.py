@@ -9,7 +9,7 @@ from torch import nn
 
 from nearkin.errors import NearkinError
 from nearkin.methods.base import Step
-from nearkin.methods.build import method
+from nearkin.methods.catalogue import method
 from nearkin.methods.losses import LOSSES
 
 CLASSES, DIM = 4, 3

@@ -16,7 +16,7 @@ import nearkin as nk
 from nearkin.benchmark.suite import load_suite
 from nearkin.errors import NearkinError
 from nearkin.methods.base import Step
-from nearkin.methods.build import method
+from nearkin.methods.catalogue import method
 from nearkin.methods.relation import References, relate
 from nearkin.methods.strategies import profs as module
 from nearkin.methods.strategies.profs import deals, mined, projection_steps

@@ -6,7 +6,7 @@ import torch
 
 from nearkin.errors import NearkinError
 from nearkin.methods.base import Step
-from nearkin.methods.build import method
+from nearkin.methods.catalogue import method
 
 CLASSES, DIM = 3, 4
 LABELS = torch.arange(CLASSES).repeat_interleave(5)

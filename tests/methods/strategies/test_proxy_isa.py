@@ -8,7 +8,7 @@ from methods.strategies import oracle_proxy_isa as oracle
 
 from nearkin.errors import NearkinError
 from nearkin.methods.base import Step
-from nearkin.methods.build import method
+from nearkin.methods.catalogue import method
 from nearkin.methods.relation import log1p_sum_exp
 from nearkin.methods.samplers import steps_per_epoch
 from nearkin.methods.strategies import proxy_isa as isa

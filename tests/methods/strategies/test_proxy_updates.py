@@ -6,7 +6,7 @@ from methods.strategies import oracle_vcpa as oracle
 
 from nearkin.errors import NearkinError
 from nearkin.methods.base import Step
-from nearkin.methods.build import method
+from nearkin.methods.catalogue import method
 from nearkin.methods.losses import LOSSES
 
 C, D = 5, 4

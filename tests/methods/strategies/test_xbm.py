@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from nearkin.methods.base import Step
-from nearkin.methods.build import method
+from nearkin.methods.catalogue import method
 
 CLASSES, DIM = 4, 3
 

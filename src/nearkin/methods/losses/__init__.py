@@ -9,9 +9,7 @@ from nearkin.methods.losses.cosface import CosFace
 from nearkin.methods.losses.fast_ap import FastAP
 from nearkin.methods.losses.lifted import Lifted
 from nearkin.methods.losses.margin import Margin
-from nearkin.methods.losses.mpa import MPA
-from nearkin.methods.losses.mpa_ap import MPAAP
-from nearkin.methods.losses.mpa_dw import MPADW
+from nearkin.methods.losses.mpa import MPA, MPAAP, MPADW
 from nearkin.methods.losses.multi_similarity import MultiSimilarity
 from nearkin.methods.losses.n_pair import NPair
 from nearkin.methods.losses.norm_softmax import NormSoftmax

@@ -28,7 +28,7 @@ Departures
     Eq. 4 as Saeki et al. print it sums over X; the mean is SoftTriple's own, and its code's.
     Errata of Eq. 5 as Saeki et al. print it: both signs are turned; for c = c_x the terms
     exp(λ(S(x, c_x) − S(x, c') − δ)) are added up, where 1 over the sum of their inverses belongs; for c ≠ c_x the last
-    sum has its arguments swapped. Above is what Eq. 2 gives. (Their Eq. 14 is misprinted too: see `mpa_dw`.)
+    sum has its arguments swapped. Above is what Eq. 2 gives. (Their Eq. 14 is misprinted too: see `mpa`.)
     A sample whose class has no proxy would count for nothing, the mean being over the others.
     The authors' code has √(2 + 1e-5 − 2 w·w); here the distance is floored at 1e-6, with zero gradient below.
 
