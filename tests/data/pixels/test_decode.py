@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from nearkin.data.pixels import decode as decoding
-from nearkin.data.pixels.decode import BadImage, as_channels, decode, measure, read, resize, stored_size
+from nearkin.data.pixels.decode import BadImage, as_channels, decode, decode_file, measure, resize, stored_size
 from nearkin.errors import NearkinError
 
 
@@ -30,12 +30,12 @@ def encoded(image: Image.Image, kind: str = "PNG", **options: object) -> bytes:
     return file.getvalue()
 
 
-def opened(data: bytes, path: Path, *, short: int, channels: int = 3, limit: int = decoding.PIXEL_LIMIT) -> Tensor:
+def opened(data: bytes, path: Path, *, short_side: int, channels: int = 3, limit: int = decoding.PIXEL_LIMIT) -> Tensor:
     """Decode a file, and see that its header promised the same size."""
     path.write_bytes(data)
-    pixels = decode(read(path), path, short=short, channels=channels, limit=limit)
+    pixels = decode_file(path, short_side=short_side, channels=channels, limit=limit)
     assert pixels.dtype == torch.uint8
-    assert tuple(pixels.shape) == (channels, *measure(path, short=short, limit=limit))
+    assert tuple(pixels.shape) == (channels, *measure(path, short_side=short_side, limit=limit))
     return pixels
 
 
@@ -53,7 +53,7 @@ def test_short_side_and_antialiasing(file: Path, height: int, width: int) -> Non
     image = photo(height, width)
     side = min(height, width)
     size = (height * 24 // side, width * 24 // side)
-    got = opened(encoded(image), file, short=24)
+    got = opened(encoded(image), file, short_side=24)
     want = F.interpolate(as_tensor(image)[None].double(), size=size, mode="bilinear", antialias=True)[0]
     assert (got.double() - want).abs().max() <= 1
     pillow = image.resize(size[::-1], Image.Resampling.BILINEAR)
@@ -62,7 +62,7 @@ def test_short_side_and_antialiasing(file: Path, height: int, width: int) -> Non
 
 def test_the_size_asked_for_is_not_touched(file: Path) -> None:
     image = photo(32, 50)
-    assert torch.equal(opened(encoded(image), file, short=32), as_tensor(image))
+    assert torch.equal(opened(encoded(image), file, short_side=32), as_tensor(image))
 
 
 @pytest.mark.parametrize(("height", "width"), [(20, 90), (101, 25)])
@@ -71,8 +71,8 @@ def test_long_images_lose_their_ends_first(file: Path, height: int, width: int) 
     side = min(height, width)
     top, left = max(0, height - 2 * side) // 2, max(0, width - 2 * side) // 2
     middle = image.crop((left, top, left + min(width, 2 * side), top + min(height, 2 * side)))
-    got = opened(encoded(image), file, short=16)
-    assert torch.equal(got, opened(encoded(middle), file, short=16))
+    got = opened(encoded(image), file, short_side=16)
+    assert torch.equal(got, opened(encoded(middle), file, short_side=16))
     assert max(got.shape) == 32
 
 
@@ -89,7 +89,7 @@ def test_orientation_is_obeyed(file: Path, orientation: int, kind: str) -> None:
     exif[0x0112] = orientation
     data = encoded(image, kind, exif=exif, **({"lossless": True} if kind == "WEBP" else {}))
     upright = ImageOps.exif_transpose(Image.open(io.BytesIO(data))).convert("RGB")
-    assert torch.equal(opened(data, file, short=24), as_tensor(upright))
+    assert torch.equal(opened(data, file, short_side=24), as_tensor(upright))
 
 
 def test_orientation_behind_the_pixels_of_a_png_is_obeyed(file: Path) -> None:
@@ -101,7 +101,7 @@ def test_orientation_behind_the_pixels_of_a_png_is_obeyed(file: Path) -> None:
     length = 12 + int.from_bytes(data[start : start + 4])
     chunk, rest = data[start : start + length], data[:start] + data[start + length :]
     end = rest.index(b"IEND") - 4
-    got = opened(rest[:end] + chunk + rest[end:], file, short=24)
+    got = opened(rest[:end] + chunk + rest[end:], file, short_side=24)
     assert torch.equal(got, as_tensor(image.transpose(Image.Transpose.ROTATE_270)))
 
 
@@ -109,13 +109,13 @@ def test_nonsense_orientation_is_ignored(file: Path) -> None:
     image = photo(24, 40)
     exif = Image.Exif()
     exif[0x0112] = 77
-    assert torch.equal(opened(encoded(image, exif=exif), file, short=24), as_tensor(image))
+    assert torch.equal(opened(encoded(image, exif=exif), file, short_side=24), as_tensor(image))
 
 
 def test_transparency_lies_on_white(file: Path) -> None:
     image = photo(24, 24).convert("RGBA")
     image.putalpha(Image.fromarray(np.tile(np.linspace(0, 255, 24).astype(np.uint8), (24, 1))))
-    got = opened(encoded(image), file, short=24).double()
+    got = opened(encoded(image), file, short_side=24).double()
     rgba = torch.from_numpy(np.array(image)).permute(2, 0, 1).double()
     alpha = rgba[3] / 255
     assert (got - (rgba[:3] * alpha + 255 * (1 - alpha))).abs().max() <= 1
@@ -123,21 +123,21 @@ def test_transparency_lies_on_white(file: Path) -> None:
 
 def test_palettes_with_and_without_transparency(file: Path) -> None:
     image = photo(24, 24).quantize(16)
-    assert torch.equal(opened(encoded(image), file, short=24), as_tensor(image.convert("RGB")))
-    got = opened(encoded(image, transparency=0), file, short=24)
+    assert torch.equal(opened(encoded(image), file, short_side=24), as_tensor(image.convert("RGB")))
+    got = opened(encoded(image, transparency=0), file, short_side=24)
     clear = torch.from_numpy(np.array(image) == 0)
     assert clear.any()
     assert (got[:, clear] == 255).all()
     assert torch.equal(got[:, ~clear], as_tensor(image.convert("RGB"))[:, ~clear])
     alphas = encoded(image, transparency=bytes([0, 128] + [255] * 14))  # Pillow has a warning for these
-    assert (opened(alphas, file, short=24)[:, clear] == 255).all()
+    assert (opened(alphas, file, short_side=24)[:, clear] == 255).all()
 
 
 def test_cmyk_becomes_rgb(file: Path) -> None:
     image = photo(24, 24).convert("CMYK")
     data = encoded(image, "JPEG", quality=95)
     want = as_tensor(Image.open(io.BytesIO(data)).convert("RGB"))
-    assert torch.equal(opened(data, file, short=24), want)
+    assert torch.equal(opened(data, file, short_side=24), want)
     assert (want.double() - as_tensor(photo(24, 24)).double()).abs().mean() < 12  # and not its negative
 
 
@@ -145,7 +145,7 @@ def test_sixteen_bits_become_eight(file: Path) -> None:
     deep = np.linspace(0, 65535, 24 * 24).astype(np.uint16).reshape(24, 24)
     want = torch.from_numpy(np.rint(deep / 257).astype(np.uint8))
     for kind in ("PNG", "TIFF"):
-        got = opened(encoded(Image.fromarray(deep), kind), file, short=24)
+        got = opened(encoded(Image.fromarray(deep), kind), file, short_side=24)
         assert (got.int() - want.int()).abs().max() <= 1
         assert torch.equal(got[0], got[2])
         assert got.min() == 0
@@ -156,11 +156,11 @@ def test_grey_in_and_grey_out(file: Path) -> None:
     colour, grey = photo(24, 30), photo(24, 30).convert("L")
     plain = torch.from_numpy(np.array(grey))
     for kind in ("PNG", "BMP"):
-        assert torch.equal(opened(encoded(grey, kind), file, short=24, channels=1)[0], plain)
-        assert torch.equal(opened(encoded(grey, kind), file, short=24), plain.expand(3, -1, -1))
-        assert torch.equal(opened(encoded(colour, kind), file, short=24, channels=1)[0], plain)
+        assert torch.equal(opened(encoded(grey, kind), file, short_side=24, channels=1)[0], plain)
+        assert torch.equal(opened(encoded(grey, kind), file, short_side=24), plain.expand(3, -1, -1))
+        assert torch.equal(opened(encoded(colour, kind), file, short_side=24, channels=1)[0], plain)
     black_and_white = grey.convert("1")
-    assert set(opened(encoded(black_and_white), file, short=24).unique().tolist()) == {0, 255}
+    assert set(opened(encoded(black_and_white), file, short_side=24).unique().tolist()) == {0, 255}
     with pytest.raises(NearkinError, match="cannot become images of 2"):
         as_channels(plain[None], 2)
 
@@ -172,20 +172,20 @@ def test_both_jpeg_decoders_give_the_same_pixels(
 ) -> None:
     pytest.importorskip("simplejpeg")
     data = encoded(photo(50, 71).convert(mode), "JPEG", **options)
-    fast = opened(data, file, short=50)
+    fast = opened(data, file, short_side=50)
     monkeypatch.setattr(decoding, "simplejpeg", None)
-    assert torch.equal(fast, opened(data, file, short=50))
+    assert torch.equal(fast, opened(data, file, short_side=50))
 
 
 def test_simplejpeg_does_decode_jpegs(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("simplejpeg")
     monkeypatch.setattr(decoding, "_pillow", lambda *_: pytest.fail("Pillow was asked"))
-    opened(encoded(photo(24, 24), "JPEG"), file, short=24)
+    opened(encoded(photo(24, 24), "JPEG"), file, short_side=24)
 
 
 def test_an_animation_shows_its_first_frame(file: Path) -> None:
     one, two = (photo(24, 24, seed=seed).quantize(8) for seed in (0, 1))
-    got = opened(encoded(one, "GIF", save_all=True, append_images=[two]), file, short=24)
+    got = opened(encoded(one, "GIF", save_all=True, append_images=[two]), file, short_side=24)
     assert torch.equal(got, as_tensor(one.convert("RGB")))
 
 
@@ -219,7 +219,7 @@ def test_bad_files_are_named_in_one_sentence(tmp_path: Path, monkeypatch: pytest
         monkeypatch.setattr(decoding, "simplejpeg", None)
     for name, (path, word) in bad_files(tmp_path).items():
         with pytest.raises(BadImage, match=word) as caught:
-            decode(read(path), path, short=24)
+            decode_file(path, short_side=24)
         message = str(caught.value)
         assert name in message
         assert "\n" not in message
@@ -231,13 +231,16 @@ def test_bad_headers_are_found_without_decoding(tmp_path: Path) -> None:
     for name, (path, word) in bad_files(tmp_path).items():
         if not name.startswith(("truncated", "float")):
             with pytest.raises(BadImage, match=word):
-                measure(path, short=24)
+                measure(path, short_side=24)
 
 
 def test_limit_of_pixels(file: Path) -> None:
     data = encoded(photo(40, 50))
-    assert opened(data, file, short=24, limit=2000).shape == (3, 24, 30)
-    for look in (lambda: decode(data, file, short=24, limit=1999), lambda: measure(file, short=24, limit=1999)):
+    assert opened(data, file, short_side=24, limit=2000).shape == (3, 24, 30)
+    for look in (
+        lambda: decode(data, file, short_side=24, limit=1999),
+        lambda: measure(file, short_side=24, limit=1999),
+    ):
         with pytest.raises(BadImage, match="50 × 40 pixels are over the limit of 1,999"):
             look()
 
@@ -249,9 +252,9 @@ def test_no_warning_reaches_the_user(file: Path, monkeypatch: pytest.MonkeyPatch
         warnings.simplefilter("error")
         with pytest.raises(Image.DecompressionBombWarning):
             Image.open(io.BytesIO(data))
-        assert opened(data, file, short=24).shape == (3, 24, 30)
+        assert opened(data, file, short_side=24).shape == (3, 24, 30)
     broken_exif = encoded(photo(24, 24), "JPEG", exif=b"Exif\0\0II*\0\x08\0\0\0\xff\0\x12\x01\x03\0\x01\0")
-    opened(broken_exif, file, short=24)
+    opened(broken_exif, file, short_side=24)
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 900)
     with pytest.raises(BadImage, match="bomb"):
-        decode(data, file, short=24)
+        decode(data, file, short_side=24)

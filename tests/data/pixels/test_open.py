@@ -13,14 +13,13 @@ from PIL import Image
 from torch import Tensor
 
 from nearkin.data.images import Images
-from nearkin.data.pixels import cache as packs
-from nearkin.data.pixels import cache as reading
-from nearkin.data.pixels import open as stores
-from nearkin.data.pixels import stores as parallel
-from nearkin.data.pixels import stores as stream
-from nearkin.data.pixels.decode import BadImage, decode, read
+from nearkin.data.pixels import cache as pixel_cache
+from nearkin.data.pixels import open as opening
+from nearkin.data.pixels import stores, threads
+from nearkin.data.pixels.decode import BadImage, decode, decode_file
 from nearkin.data.pixels.open import free_memory, open_store
-from nearkin.data.pixels.stores import Resident, Stream, each
+from nearkin.data.pixels.stores import MemoryStore, StreamStore
+from nearkin.data.pixels.threads import map_in_threads, start_workers
 from nearkin.data.pixels.tiles import TILE, Packed, Pixels, canvas_for, first_tiles, tile_counts, unpack, write_tiles
 from nearkin.data.pixels.views import Normalise, centre
 from nearkin.errors import NearkinError
@@ -59,7 +58,7 @@ def check(pixels: Pixels, want: list[Tensor]) -> None:
 
 def decoded(images: Images, *, channels: int = 3) -> list[Tensor]:
     paths = [Path(str(source)) for source in images.sources]
-    return [decode(read(path), path, short=SHORT, channels=channels) for path in paths]
+    return [decode_file(path, short_side=SHORT, channels=channels) for path in paths]
 
 
 def no_decoding(*_: object, **__: object) -> Tensor:
@@ -83,28 +82,28 @@ def test_tiles_hold_any_image(channels: int) -> None:
     check(unpack(Packed(tiles, first, size).rows(index), canvas), [images[n] for n in index.tolist()])
 
 
-@pytest.mark.parametrize("keep", ["device", "stream"])
+@pytest.mark.parametrize("location", ["device", "stream"])
 @pytest.mark.parametrize("channels", [1, 3])
-def test_stores_give_the_decoded_pixels(photos: Images, keep: stores.Keep, channels: int) -> None:
-    store, images, bad = open_store(photos, short=SHORT, channels=channels, device="cpu", keep=keep)
-    assert isinstance(store, Stream if keep == "stream" else Resident)
+def test_stores_give_the_decoded_pixels(photos: Images, location: opening.Location, channels: int) -> None:
+    store, images, bad = open_store(photos, short_side=SHORT, channels=channels, device="cpu", location=location)
+    assert isinstance(store, StreamStore if location == "stream" else MemoryStore)
     assert (len(store), images, bad) == (len(photos), photos, [])
     want = decoded(photos, channels=channels)
     index = torch.tensor([6, 1, 1, 4])
     check(store[index], [want[n] for n in index.tolist()])
     batches = [torch.tensor([0, 7]), torch.tensor([3]), torch.tensor([5, 2, 4])]
     for read_ahead in (0, 1, 5):
-        followed = list(store.follow(iter(batches), read_ahead))
+        followed = list(store.read_batches(iter(batches), read_ahead))
         assert [rows.tolist() for rows, _ in followed] == [batch.tolist() for batch in batches]
         for rows, pixels in followed:
             check(pixels, [want[n] for n in rows.tolist()])
 
 
-def test_stream_and_resident_look_alike_at_test_time(photos: Images) -> None:
-    view = centre(20, Normalise((0.0,) * 3, (1 / 255,) * 3), short=SHORT)
+def test_stream_and_memory_give_the_same_pixels_at_test_time(photos: Images) -> None:
+    view = centre(20, Normalise((0.0,) * 3, (1 / 255,) * 3), short_side=SHORT)
     every = torch.arange(len(photos))
     kept, read_again = (
-        view(open_store(photos, short=SHORT, device="cpu", keep=k)[0][every]) for k in ("device", "stream")
+        view(open_store(photos, short_side=SHORT, device="cpu", location=k)[0][every]) for k in ("device", "stream")
     )
     assert (kept - read_again).abs().max() <= 1
     assert kept.std() > 10
@@ -112,14 +111,14 @@ def test_stream_and_resident_look_alike_at_test_time(photos: Images) -> None:
 
 def test_host_memory_feeds_another_device(photos: Images) -> None:
     """The way of images that fit into the host's memory only, with the meta device for want of another."""
-    store, _, _ = open_store(photos, short=SHORT, device="cpu", keep="host")
-    assert isinstance(store, Resident)
+    store, _, _ = open_store(photos, short_side=SHORT, device="cpu", location="host")
+    assert isinstance(store, MemoryStore)
     want = decoded(photos)
-    fed = Resident(store.packed, short=SHORT, channels=3, device=torch.device("meta"))
-    assert fed.feed is not None
-    fed.feed.device = HOST
+    fed = MemoryStore(store.packed, short_side=SHORT, channels=3, device=torch.device("meta"))
+    assert fed.loader is not None
+    fed.loader.device = HOST
     check(fed[torch.tensor([5, 2])], [want[5], want[2]])
-    (followed,) = fed.follow(iter([torch.tensor([7, 0, 3])]), 2)
+    (followed,) = fed.read_batches(iter([torch.tensor([7, 0, 3])]), 2)
     check(followed[1], [want[7], want[0], want[3]])
 
 
@@ -129,7 +128,7 @@ def test_pixels_in_memory_stay_as_they_are() -> None:
         images = Images(pixels, torch.zeros(len(pixels), dtype=torch.int64), ("a",))
         side = min(shape[2:])
         for short in (side, round(side * 256 / 224)):
-            store, same, bad = open_store(images, short=short, channels=shape[1], device="cpu")
+            store, same, bad = open_store(images, short_side=short, channels=shape[1], device="cpu")
             assert (same is images, bad) == (True, [])
             check(store[torch.tensor([2, 0])], [pixels[2], pixels[0]])
 
@@ -138,49 +137,49 @@ def test_pixels_in_memory_are_resized_for_larger_and_smaller_crops() -> None:
     pixels = torch.randint(0, 256, (2, 1, 32, 48), dtype=torch.uint8)
     images = Images(pixels, torch.zeros(2, dtype=torch.int64), ("a",))
     for short, size in ((64, [64, 96]), (16, [16, 24])):
-        store, _, _ = open_store(images, short=short, channels=3, device="cpu")
+        store, _, _ = open_store(images, short_side=short, channels=3, device="cpu")
         got = store[torch.tensor([1])]
         assert got.size.tolist() == [size]
         want = torch.nn.functional.interpolate(pixels[1:].double(), size=size, mode="bilinear", antialias=True)
         assert (got.canvas[:, :, : size[0], : size[1]].double() - want).abs().max() <= 1
     with pytest.raises(NearkinError, match="uint8"):
-        open_store(Images(pixels.float(), images.labels, ("a",)), short=32, device="cpu")
+        open_store(Images(pixels.float(), images.labels, ("a",)), short_side=32, device="cpu")
 
 
 def test_cache_spares_the_decoding(photos: Images, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     want = decoded(photos)
     seen: list[tuple[int, int]] = []
-    open_store(photos, short=SHORT, device="cpu", cache=tmp_path / "c", progress=lambda *now: seen.append(now))
+    open_store(photos, short_side=SHORT, device="cpu", cache=tmp_path / "c", progress=lambda *now: seen.append(now))
     assert seen[-1] == (len(photos), len(photos))
-    monkeypatch.setattr(reading, "decode", no_decoding)
-    store, _, _ = open_store(photos, short=SHORT, device="cpu", cache=tmp_path / "c")
+    monkeypatch.setattr(pixel_cache, "decode", no_decoding)
+    store, _, _ = open_store(photos, short_side=SHORT, device="cpu", cache=tmp_path / "c")
     check(store[torch.arange(len(photos))], want)
     part = photos.take([5, 2])  # another split
-    store, _, _ = open_store(part, short=SHORT, device="cpu", cache=tmp_path / "c")
+    store, _, _ = open_store(part, short_side=SHORT, device="cpu", cache=tmp_path / "c")
     check(store[torch.arange(2)], [want[5], want[2]])
     moved = [shutil.move(path, tmp_path / f"moved{n}") for n, path in enumerate(map(str, photos.sources))]
     elsewhere = Images([Path(path) for path in moved], photos.labels, photos.names)  # other names, same content
-    store, _, _ = open_store(elsewhere, short=SHORT, device="cpu", cache=tmp_path / "c")
+    store, _, _ = open_store(elsewhere, short_side=SHORT, device="cpu", cache=tmp_path / "c")
     check(store[torch.arange(len(photos))], want)
     assert not list(tmp_path.glob("c/*/*/new-*"))
 
 
 def test_cache_decodes_only_what_is_new(photos: Images, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    open_store(photos.take([0, 1, 2, 3]), short=SHORT, device="cpu", cache=tmp_path / "c")
+    open_store(photos.take([0, 1, 2, 3]), short_side=SHORT, device="cpu", cache=tmp_path / "c")
     names = []
 
     def watched(data: bytes, path: Path, **options: int) -> Tensor:
         names.append(path)
         return decode(data, path, **options)
 
-    monkeypatch.setattr(reading, "decode", watched)
+    monkeypatch.setattr(pixel_cache, "decode", watched)
     save(Path(str(photos.sources[2])), 31, 40, seed=99)  # changed in place
-    store, _, _ = open_store(photos, short=SHORT, device="cpu", cache=tmp_path / "c")
+    store, _, _ = open_store(photos, short_side=SHORT, device="cpu", cache=tmp_path / "c")
     assert sorted(names) == sorted(photos.sources[n] for n in (2, 4, 5, 6, 7))
     check(store[torch.arange(len(photos))], decoded(photos))
     names.clear()
-    open_store(photos, short=SHORT, channels=1, device="cpu", cache=tmp_path / "c")
-    open_store(photos, short=SHORT + 1, device="cpu", cache=tmp_path / "c")
+    open_store(photos, short_side=SHORT, channels=1, device="cpu", cache=tmp_path / "c")
+    open_store(photos, short_side=SHORT + 1, device="cpu", cache=tmp_path / "c")
     assert len(names) == 2 * len(photos)  # other pixels, other packs
 
 
@@ -199,48 +198,50 @@ def flip(path: Path) -> None:
 def test_damaged_cache_is_noticed_and_rebuilt(
     photos: Images, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, harm: Callable[[Path], None], name: str
 ) -> None:
-    open_store(photos, short=SHORT, device="cpu", cache=tmp_path / "c")
+    open_store(photos, short_side=SHORT, device="cpu", cache=tmp_path / "c")
     (damaged,) = tmp_path.glob(f"c/*/*/*/{name}")
     harm(damaged)
-    store, _, bad = open_store(photos, short=SHORT, device="cpu", cache=tmp_path / "c")
+    store, _, bad = open_store(photos, short_side=SHORT, device="cpu", cache=tmp_path / "c")
     assert bad == []
     check(store[torch.arange(len(photos))], decoded(photos))
-    monkeypatch.setattr(reading, "decode", no_decoding)
-    store, _, _ = open_store(photos, short=SHORT, device="cpu", cache=tmp_path / "c")  # whole again
+    monkeypatch.setattr(pixel_cache, "decode", no_decoding)
+    store, _, _ = open_store(photos, short_side=SHORT, device="cpu", cache=tmp_path / "c")  # whole again
 
 
 def test_a_kill_while_writing_leaves_no_half_cache(
     photos: Images, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = packs.packs_folder(tmp_path / "c", short=SHORT, channels=3)
-    writer = packs.PackWriter(folder)  # never finished, as after a kill
+    folder = pixel_cache.packs_folder(tmp_path / "c", short_side=SHORT, channels=3)
+    writer = pixel_cache.PackWriter(folder)  # never finished, as after a kill
     writer.file.close()
-    open_store(photos, short=SHORT, device="cpu", cache=tmp_path / "c")
+    open_store(photos, short_side=SHORT, device="cpu", cache=tmp_path / "c")
     assert writer.path.exists()  # it might still be at work
-    monkeypatch.setattr(packs, "_STALE", -1)
-    open_store(photos.take([0]), short=SHORT, channels=3, device="cpu", cache=tmp_path / "c")
+    monkeypatch.setattr(pixel_cache, "_STALE", -1)
+    open_store(photos.take([0]), short_side=SHORT, channels=3, device="cpu", cache=tmp_path / "c")
     save(tmp_path / "extra.png", 30, 30)
     extra = Images([tmp_path / "extra.png"], torch.zeros(1, dtype=torch.int64), ("a",))
-    open_store(extra, short=SHORT, device="cpu", cache=tmp_path / "c")
+    open_store(extra, short_side=SHORT, device="cpu", cache=tmp_path / "c")
     assert not writer.path.exists()
 
 
 def test_cache_that_cannot_be_written_is_a_sentence(photos: Images, tmp_path: Path) -> None:
     (tmp_path / "c").write_text("a file where a folder should be")
-    with pytest.raises(NearkinError, match="Cannot keep decoded images"):
-        open_store(photos, short=SHORT, device="cpu", cache=tmp_path / "c")
+    with pytest.raises(NearkinError, match="Cannot write decoded images"):
+        open_store(photos, short_side=SHORT, device="cpu", cache=tmp_path / "c")
 
 
 def test_chunks_do_not_show(photos: Images, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reading, "CHUNK", 200)
+    monkeypatch.setattr(pixel_cache, "CHUNK", 200)
     seen: list[tuple[int, int]] = []
-    store, _, _ = open_store(photos, short=SHORT, device="cpu", cache=tmp_path, progress=lambda *now: seen.append(now))
+    store, _, _ = open_store(
+        photos, short_side=SHORT, device="cpu", cache=tmp_path, progress=lambda *now: seen.append(now)
+    )
     check(store[torch.arange(len(photos))], decoded(photos))
     done = [count for count, _ in seen[len(seen) // 2 :]]
     assert done == sorted(done)
     assert done[-1] == len(photos)
-    monkeypatch.setattr(reading, "decode", no_decoding)
-    check(open_store(photos, short=SHORT, device="cpu", cache=tmp_path)[0][torch.arange(8)], decoded(photos))
+    monkeypatch.setattr(pixel_cache, "decode", no_decoding)
+    check(open_store(photos, short_side=SHORT, device="cpu", cache=tmp_path)[0][torch.arange(8)], decoded(photos))
 
 
 def spoil(images: Images, tmp_path: Path) -> Images:
@@ -259,7 +260,7 @@ def test_bad_images_are_left_out_and_named(photos: Images, tmp_path: Path, cache
     mixed = spoil(photos, tmp_path)
     for _ in range(1 + cached):
         cache = tmp_path / "c" if cached else None
-        store, images, bad = open_store(mixed, short=SHORT, device="cpu", cache=cache)
+        store, images, bad = open_store(mixed, short_side=SHORT, device="cpu", cache=cache)
         assert [(image.row, image.path.name) for image in bad] == [(1, "text.jpg"), (4, "half.jpg"), (10, "gone.jpg")]
         assert list(images.sources) == list(photos.sources)
         assert images.labels.tolist() == photos.labels.tolist()
@@ -268,10 +269,10 @@ def test_bad_images_are_left_out_and_named(photos: Images, tmp_path: Path, cache
 
 
 def test_stream_leaves_out_bad_headers_and_stops_at_bad_pixels(photos: Images, tmp_path: Path) -> None:
-    store, images, bad = open_store(spoil(photos, tmp_path), short=SHORT, device="cpu", keep="stream")
+    store, images, bad = open_store(spoil(photos, tmp_path), short_side=SHORT, device="cpu", location="stream")
     assert [image.path.name for image in bad] == ["text.jpg", "gone.jpg"]
     assert len(store) == len(images) == 9
-    following = store.follow(iter([torch.tensor([0, 1]), torch.tensor([3, 4]), torch.tensor([5])]), 2)
+    following = store.read_batches(iter([torch.tensor([0, 1]), torch.tensor([3, 4]), torch.tensor([5])]), 2)
     next(following)
     with pytest.raises(BadImage, match=r"half\.jpg: it is truncated"):
         next(following)
@@ -279,7 +280,7 @@ def test_stream_leaves_out_bad_headers_and_stops_at_bad_pixels(photos: Images, t
 
 
 def test_a_file_that_changes_under_a_stream_is_named(photos: Images) -> None:
-    store, _, _ = open_store(photos, short=SHORT, device="cpu", keep="stream")
+    store, _, _ = open_store(photos, short_side=SHORT, device="cpu", location="stream")
     save(Path(str(photos.sources[2])), 50, 24)
     with pytest.raises(BadImage, match=r"2\.png: its size has changed"):
         store[torch.tensor([2])]
@@ -287,16 +288,16 @@ def test_a_file_that_changes_under_a_stream_is_named(photos: Images) -> None:
 
 def test_nothing_usable_is_refused(tmp_path: Path) -> None:
     with pytest.raises(NearkinError, match="There are no images"):
-        open_store(Images([], torch.zeros(0, dtype=torch.int64), ()), short=SHORT, device="cpu")
+        open_store(Images([], torch.zeros(0, dtype=torch.int64), ()), short_side=SHORT, device="cpu")
     (tmp_path / "a.jpg").write_text("no")
     images = Images([tmp_path / "a.jpg"] * 2, torch.zeros(2, dtype=torch.int64), ("a",))
-    for keep in ("auto", "stream"):
+    for location in ("auto", "stream"):
         with pytest.raises(NearkinError, match=r"None of the 2 images can be used.*a\.jpg"):
-            open_store(images, short=SHORT, device="cpu", keep=keep)
+            open_store(images, short_side=SHORT, device="cpu", location=location)
 
 
 def test_too_many_pixels_are_refused_by_name(photos: Images) -> None:
-    _, images, bad = open_store(photos, short=SHORT, device="cpu", limit=2000)
+    _, images, bad = open_store(photos, short_side=SHORT, device="cpu", limit=2000)
     assert [image.row for image in bad] == [2, 4]
     assert all("limit of 2,000" in str(image) for image in bad)
     assert len(images) == 6
@@ -304,19 +305,19 @@ def test_too_many_pixels_are_refused_by_name(photos: Images) -> None:
 
 def test_where_images_are_kept_depends_on_the_room(photos: Images, monkeypatch: pytest.MonkeyPatch) -> None:
     room = {"cpu": 0}
-    monkeypatch.setattr(stores, "free_memory", lambda device: room[device.type])
-    assert isinstance(open_store(photos, short=SHORT, device="cpu")[0], Stream)
+    monkeypatch.setattr(opening, "free_memory", lambda device: room[device.type])
+    assert isinstance(open_store(photos, short_side=SHORT, device="cpu")[0], StreamStore)
     room["cpu"] = TILE * int(1 + tile_counts(torch.tensor([image.shape[1:] for image in decoded(photos)]), 3).sum())
-    assert isinstance(open_store(photos, short=SHORT, device="cpu")[0], Resident)
+    assert isinstance(open_store(photos, short_side=SHORT, device="cpu")[0], MemoryStore)
     room["cpu"] -= 1
-    assert isinstance(open_store(photos, short=SHORT, device="cpu")[0], Stream)
+    assert isinstance(open_store(photos, short_side=SHORT, device="cpu")[0], StreamStore)
     with pytest.raises(NearkinError, match="not 'disk'"):
-        open_store(photos, short=SHORT, device="cpu", keep="disk")  # type: ignore[arg-type]
+        open_store(photos, short_side=SHORT, device="cpu", location="disk")  # type: ignore[arg-type]
 
 
 def test_free_memory_is_believable() -> None:
-    assert 0 < stores._host_memory() < 2**46
-    assert free_memory(HOST) < stores._host_memory()
+    assert 0 < opening._host_memory() < 2**46
+    assert free_memory(HOST) < opening._host_memory()
 
 
 def workers() -> int:
@@ -331,30 +332,30 @@ def counted(asked: list[int]) -> Iterator[Tensor]:
 
 @pytest.mark.parametrize("read_ahead", [0, 1, 3])
 def test_nothing_is_asked_for_earlier_than_allowed(photos: Images, read_ahead: int) -> None:
-    store, _, _ = open_store(photos, short=SHORT, device="cpu", keep="stream")
+    store, _, _ = open_store(photos, short_side=SHORT, device="cpu", location="stream")
     asked: list[int] = []
-    following = store.follow(counted(asked), read_ahead)
+    following = store.read_batches(counted(asked), read_ahead)
     for n in range(5):
         next(following)
         assert len(asked) == n + 1 + read_ahead
     following.close()  # type: ignore[attr-defined]
     assert workers() == 0
-    kept, _, _ = open_store(photos, short=SHORT, device="cpu")
+    kept, _, _ = open_store(photos, short_side=SHORT, device="cpu")
     asked.clear()
-    next(kept.follow(counted(asked), 0))
+    next(kept.read_batches(counted(asked), 0))
     assert len(asked) == 1
 
 
 def test_work_goes_on_while_a_batch_is_used(photos: Images, monkeypatch: pytest.MonkeyPatch) -> None:
     done: list[Path] = []
 
-    def watched(data: bytes, path: Path, **options: int) -> Tensor:
+    def watched(path: Path, **options: int) -> Tensor:
         done.append(path)
-        return decode(data, path, **options)
+        return decode_file(path, **options)
 
-    monkeypatch.setattr(stream, "decode", watched)
-    store, _, _ = open_store(photos, short=SHORT, device="cpu", keep="stream")
-    following = store.follow(counted([]), 2)
+    monkeypatch.setattr(stores, "decode_file", watched)
+    store, _, _ = open_store(photos, short_side=SHORT, device="cpu", location="stream")
+    following = store.read_batches(counted([]), 2)
     next(following)
     end = time.monotonic() + 20
     while len(done) < 6 and time.monotonic() < end:
@@ -365,10 +366,10 @@ def test_work_goes_on_while_a_batch_is_used(photos: Images, monkeypatch: pytest.
 
 
 def test_errors_and_interrupts_leave_no_threads(photos: Images) -> None:
-    store, _, _ = open_store(photos, short=SHORT, device="cpu", keep="stream")
+    store, _, _ = open_store(photos, short_side=SHORT, device="cpu", location="stream")
 
     def interrupted() -> None:
-        for n, _ in enumerate(store.follow(counted([]), 2)):
+        for n, _ in enumerate(store.read_batches(counted([]), 2)):
             if n == 2:
                 raise KeyboardInterrupt
 
@@ -381,29 +382,29 @@ def test_errors_and_interrupts_leave_no_threads(photos: Images) -> None:
         raise RuntimeError("the sampler broke")
 
     with pytest.raises(RuntimeError, match="the sampler broke"):
-        list(store.follow(fails(), 2))
+        list(store.read_batches(fails(), 2))
     assert workers() == 0
 
 
-def test_a_crew_stops_at_the_next_image() -> None:
+def test_workers_stop_at_the_next_image() -> None:
     ran: list[int] = []
 
     def slow(n: int) -> None:
         ran.append(n)
         time.sleep(0.01)
 
-    with parallel.crew() as hands:
-        hands.give(slow, range(1000))
+    with start_workers() as workers_:
+        workers_.submit(slow, range(1000))
         while not ran:
             time.sleep(0.001)
     assert len(ran) < 100
     assert workers() == 0
 
 
-def test_each_keeps_order_and_stops_at_the_first_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parallel, "_GROUP", 2)
-    assert each(lambda n: n * n, range(50)) == [n * n for n in range(50)]
-    assert each(str, []) == []
+def test_map_in_threads_keeps_order_and_stops_at_the_first_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threads, "_GROUP", 2)
+    assert map_in_threads(lambda n: n * n, range(50)) == [n * n for n in range(50)]
+    assert map_in_threads(str, []) == []
     ran: list[int] = []
 
     def fail(n: int) -> None:
@@ -413,6 +414,6 @@ def test_each_keeps_order_and_stops_at_the_first_error(monkeypatch: pytest.Monke
             raise ValueError("four")
 
     with pytest.raises(ValueError, match="four"):
-        each(fail, range(1000))
+        map_in_threads(fail, range(1000))
     assert len(ran) < 500
     assert workers() == 0

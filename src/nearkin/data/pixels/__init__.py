@@ -1,1 +1,1 @@
-"""TODO."""
+"""From image files to batches on the device; `open` is the front door."""

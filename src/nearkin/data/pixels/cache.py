@@ -1,11 +1,10 @@
-"""The cache of decoded images on disk, found again by the content of the files they came from.
+"""Decode image files once, on all cores, and keep the results in a cache on disk, found by the files' contents.
 
 A pack is a folder with the tiles of the images that were decoded together (`tiles.bin`, raw) and a table of them
-(`index.npz`: digest of the file, size, checksum of the tiles). Images are found one by one, so another
-split or a folder that has grown decodes only what is new. A pack appears under its name when it is complete; one that
-turns out to be damaged is thrown away and its images are decoded again.
+(`index.npz`: digest of the file, size, checksum of the tiles). Images are looked up one by one, so another split or a
+folder that has grown decodes only what is new. A pack is renamed to its final name when it is complete. A damaged pack
+is removed and its images are decoded again.
 """
-# MERGED: Image files looked up in the cache, measured by their headers, and decoded once, on all cores.
 
 import hashlib
 import shutil
@@ -23,52 +22,52 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from nearkin.data.images import Progress
-from nearkin.data.pixels.decode import BadImage, decode, measure, read
-from nearkin.data.pixels.stores import each
+from nearkin.data.pixels.decode import BadImage, decode, measure, read_bytes
+from nearkin.data.pixels.threads import map_in_threads
 from nearkin.data.pixels.tiles import TILE, Packed, first_tiles, tile_counts, write_tiles
 from nearkin.errors import NearkinError
 
-VERSION = 1  # of the format and of the pixels: raise it when decode.py changes what it makes
+VERSION = 1  # of the format and of the pixels: increase it if decode.py changes its output
 DIGEST = 16  # bytes
-_STALE = 24 * 3600  # seconds after which a pack that was never finished is taken for a dead one
+_STALE = 24 * 3600  # seconds after which an unfinished pack is removed
 
 
 class Entry(NamedTuple):
-    """What is known of a decoded image."""
+    """The record of a decoded image."""
 
     key: bytes  # digest of its file
     size: tuple[int, int]
     check: int  # checksum of its tiles
 
 
-class Place(NamedTuple):
-    """Where a cached image lies."""
+class CachedImage(NamedTuple):
+    """The place of an image in the cache."""
 
     pack: "Pack"
     row: int
 
 
 class DamagedPack(Exception):  # noqa: N818 (not an error the user sees)
-    """A pack whose contents are not what was written; it has been removed."""
+    """A pack whose contents differ from what was written; it has been removed."""
 
 
 def digest(data: bytes) -> bytes:
-    """What identifies an image file, wherever it lies and whatever it is called."""
+    """Return what identifies an image file, independent of its name and folder."""
     return hashlib.blake2b(data, digest_size=DIGEST).digest()
 
 
 def checksum(tiles: NDArray[np.uint8]) -> int:
-    """CRC-32 of an image's tiles."""
+    """Return the CRC-32 of an image's tiles."""
     return zlib.crc32(tiles.data)
 
 
-def packs_folder(cache: Path, *, short: int, channels: int) -> Path:
-    """The folder of all packs of images stored alike."""
-    return cache / f"pixels-v{VERSION}" / f"{short}x{channels}"
+def packs_folder(cache: Path, *, short_side: int, channels: int) -> Path:
+    """Return the folder of the packs with this short side and number of channels."""
+    return cache / f"pixels-v{VERSION}" / f"{short_side}x{channels}"
 
 
 class Pack:
-    """A pack that is opened for reading."""
+    """A pack opened for reading."""
 
     def __init__(self, path: Path, *, channels: int) -> None:
         self.path = path
@@ -79,46 +78,46 @@ class Pack:
             self.sizes: list[tuple[int, int]] = [(h, w) for h, w in size.tolist()]
             self.ends: list[int] = tile_counts(size, channels).cumsum(0).tolist()
             self.tiles = np.memmap(path / "tiles.bin", np.uint8, mode="r").reshape(-1, TILE)
-        except Exception:  # a cut or mangled file fails in many ways
+        except Exception:  # a truncated or damaged file fails in many ways
             self.remove()
             raise DamagedPack(path) from None
 
-    def copy(self, row: int, slot: Tensor) -> None:
-        """Copy an image's tiles, and make sure that they are what was written."""
+    def copy(self, row: int, target: Tensor) -> None:
+        """Copy an image's tiles into `target` and verify their checksum."""
         tiles = self.tiles[self.ends[row - 1] if row else 0 : self.ends[row]]
         if checksum(tiles) != int(self.check[row]):
             self.remove()
             raise DamagedPack(self.path)
-        slot.numpy()[:] = tiles
+        target.numpy()[:] = tiles
 
     def remove(self) -> None:
-        """Throw the pack away."""
+        """Delete the pack."""
         shutil.rmtree(self.path, ignore_errors=True)
 
 
 class Packs:
-    """All packs of a folder as one table."""
+    """All packs of a folder in one table."""
 
     def __init__(self, folder: Path, *, channels: int) -> None:
-        self.table: dict[bytes, Place] = {}
+        self.table: dict[bytes, CachedImage] = {}
         for path in sorted(folder.glob("pack-*")):
             try:
                 pack = Pack(path, channels=channels)
             except DamagedPack:
                 continue
             for row, key in enumerate(pack.digests):
-                self.table[key.tobytes()] = Place(pack, row)
+                self.table[key.tobytes()] = CachedImage(pack, row)
 
     def __len__(self) -> int:
         return len(self.table)
 
-    def find(self, key: bytes) -> Place | None:
-        """Where an image is, None where it is not here."""
+    def find(self, key: bytes) -> CachedImage | None:
+        """Return the place of an image, or None."""
         return self.table.get(key)
 
 
 class PackWriter:
-    """A pack in the making: tiles as they are decoded, then the table; without the table it never was."""
+    """Write a pack: the tiles of each image, then the table and the final name. An unfinished pack is removed."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -131,7 +130,7 @@ class PackWriter:
             self.path = Path(tempfile.mkdtemp(prefix="new-", dir=folder))
             self.file = (self.path / "tiles.bin").open("wb")
         except OSError as error:
-            raise self._sentence(error) from None
+            raise self._as_sentence(error) from None
 
     def __enter__(self) -> Self:
         return self
@@ -140,18 +139,18 @@ class PackWriter:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.file.close()
-        shutil.rmtree(self.path, ignore_errors=True)  # nothing is left where finish() has renamed it
+        shutil.rmtree(self.path, ignore_errors=True)  # does nothing after finish() has renamed it
 
     def add(self, entry: Entry, tiles: Tensor) -> None:
         """Append an image."""
         try:
             self.file.write(tiles.numpy().data)
         except OSError as error:
-            raise self._sentence(error) from None
+            raise self._as_sentence(error) from None
         self.entries.append(entry)
 
     def finish(self) -> None:
-        """Write the table and give the pack its name; a pack of nothing is left to vanish."""
+        """Write the table and rename the pack, unless it is empty."""
         if not self.entries:
             return
         keys, size, check = zip(*self.entries, strict=True)
@@ -160,57 +159,59 @@ class PackWriter:
         try:
             self.file.close()
             np.savez(self.path / "index.npz", digest=digests, size=np.array(size), check=np.array(check))
-            if not (self.folder / name).exists():  # another process may have made the same one meanwhile
+            if not (self.folder / name).exists():  # another process may have written the same pack
                 self.path.rename(self.folder / name)
         except OSError as error:
-            raise self._sentence(error) from None
+            raise self._as_sentence(error) from None
 
-    def _sentence(self, error: OSError) -> NearkinError:
+    def _as_sentence(self, error: OSError) -> NearkinError:
         why = error.strerror or str(error)
-        return NearkinError(f"Cannot keep decoded images in {self.folder}: {why}; make room or name another folder.")
+        return NearkinError(
+            f"Cannot write decoded images to {self.folder}: {why}; check the folder and the free space."
+        )
 
 
-CHUNK = 2**28 // TILE  # tiles that are decoded before they move on to the device and the cache: a quarter of a GiB
-PROBE = 32  # files that are looked up in the cache before all are
+CHUNK = 2**28 // TILE  # tiles that are decoded before they are copied to the device and the cache: a quarter of a GiB
+PROBE = 32  # files that are looked up in the cache first
 
 
 class Files(NamedTuple):
-    """Image files, and what is wanted of them."""
+    """Image files and how to read them."""
 
     paths: Sequence[Path]
-    short: int
+    short_side: int
     channels: int
     limit: int
     progress: Progress
 
 
-def look_up(files: Files, packs: Packs | None) -> list[Place | None]:
-    """Which images are in the cache. If no image of a sample is, the others are not read to find out."""
+def find_cached(files: Files, packs: Packs | None) -> list[CachedImage | None]:
+    """Look up each image in the cache. If no image of a sample is found, the others are not read."""
 
-    def find(path: Path) -> Place | None:
+    def find(path: Path) -> CachedImage | None:
         try:
-            return packs.find(digest(read(path))) if packs is not None else None
+            return packs.find(digest(read_bytes(path))) if packs is not None else None
         except BadImage:
             return None
 
-    if not packs or not any(each(find, files.paths[:: max(1, len(files.paths) // PROBE)])):
+    if not packs or not any(map_in_threads(find, files.paths[:: max(1, len(files.paths) // PROBE)])):
         return [None] * len(files.paths)
-    return each(find, files.paths, progress=files.progress)
+    return map_in_threads(find, files.paths, progress=files.progress)
 
 
-def measure_all(files: Files, places: Sequence[Place | None]) -> tuple[Tensor, list[BadImage]]:
-    """Every image's size [N, 2], from the cache or from its header; 0, 0 for those whose header is bad, and these."""
+def measure_all(files: Files, cached: Sequence[CachedImage | None]) -> tuple[Tensor, list[BadImage]]:
+    """Return each image's size [N, 2], from the cache or its header, and the images with a bad header (size 0, 0)."""
 
     def look(row: int) -> tuple[int, int] | BadImage:
         try:
-            return measure(files.paths[row], short=files.short, limit=files.limit)
+            return measure(files.paths[row], short_side=files.short_side, limit=files.limit)
         except BadImage as error:
             return BadImage(error.path, error.reason, row=row)
 
-    sizes = [(0, 0) if place is None else place.pack.sizes[place.row] for place in places]
-    unknown = [row for row, place in enumerate(places) if place is None]
+    sizes = [(0, 0) if found is None else found.pack.sizes[found.row] for found in cached]
+    unknown = [row for row, found in enumerate(cached) if found is None]
     bad = []
-    for row, found in zip(unknown, each(look, unknown, progress=files.progress), strict=True):
+    for row, found in zip(unknown, map_in_threads(look, unknown, progress=files.progress), strict=True):
         if isinstance(found, BadImage):
             bad.append(found)
         else:
@@ -220,57 +221,56 @@ def measure_all(files: Files, places: Sequence[Place | None]) -> tuple[Tensor, l
 
 def decode_all(
     files: Files,
-    places: Sequence[Place | None],
+    cached: Sequence[CachedImage | None],
     size: Tensor,
     *,
     device: torch.device,
     writer: PackWriter | None,
 ) -> tuple[Packed, list[BadImage]]:
-    """All images as tiles on the device, and those that could not be decoded; what is new goes to the writer too."""
+    """Return all images as tiles on the device, and those that cannot be decoded. New ones also go to the writer."""
     first, count = first_tiles(size, files.channels), tile_counts(size, files.channels)
     tiles = torch.empty(int(1 + count.sum()), TILE, dtype=torch.uint8, device=device)
     tiles[0] = 0
     bad: list[BadImage] = []
-    begin, counts, sizes = first.tolist(), count.tolist(), size.tolist()
+    starts, counts, sizes = first.tolist(), count.tolist(), size.tolist()
 
     def one(job: tuple[int, Tensor]) -> Entry | BadImage | None:
-        row, slot = job
-        place, (height, width) = places[row], sizes[row]
-        if place is None:
-            return _decode(files, row, slot, (height, width))
-        place.pack.copy(place.row, slot)
+        row, target = job
+        found, (height, width) = cached[row], sizes[row]
+        if found is None:
+            return _decode(files, row, target, (height, width))
+        found.pack.copy(found.row, target)
         return None
 
     for rows in _chunks(counts):
-        start, end = begin[rows[0]], begin[rows[-1]] + counts[rows[-1]]
-        here = tiles[start:end]
-        chunk = here if device.type == "cpu" else torch.empty(here.shape, dtype=torch.uint8, pin_memory=True)
-        jobs = [(row, chunk[begin[row] - start :][: counts[row]]) for row in rows if counts[row]]
-        for (_, slot), done in zip(
-            jobs, each(one, jobs, progress=_after(files.progress, rows, len(counts))), strict=True
-        ):
+        start, end = starts[rows[0]], starts[rows[-1]] + counts[rows[-1]]
+        wanted = tiles[start:end]
+        chunk = wanted if device.type == "cpu" else torch.empty(wanted.shape, dtype=torch.uint8, pin_memory=True)
+        jobs = [(row, chunk[starts[row] - start :][: counts[row]]) for row in rows if counts[row]]
+        results = map_in_threads(one, jobs, progress=_offset(files.progress, rows.start, len(counts)))
+        for (_, target), done in zip(jobs, results, strict=True):
             if isinstance(done, BadImage):
                 bad.append(done)
             elif done is not None and writer is not None:
-                writer.add(done, slot)
-        if chunk is not here:
-            here.copy_(chunk, non_blocking=True)
+                writer.add(done, target)
+        if chunk is not wanted:
+            wanted.copy_(chunk, non_blocking=True)
     if writer is not None:
         writer.finish()
     return Packed(tiles, first.to(device), size.to(device)), bad
 
 
-def _decode(files: Files, row: int, slot: Tensor, size: tuple[int, int]) -> Entry | BadImage:
+def _decode(files: Files, row: int, target: Tensor, size: tuple[int, int]) -> Entry | BadImage:
     path = files.paths[row]
     try:
-        data = read(path)
-        image = decode(data, path, short=files.short, channels=files.channels, limit=files.limit)
+        data = read_bytes(path)
+        image = decode(data, path, short_side=files.short_side, channels=files.channels, limit=files.limit)
     except BadImage as error:
         return BadImage(path, error.reason, row=row)
     if tuple(image.shape[1:]) != size:
         return BadImage(path, "it was changed while it was being read", row=row)
-    write_tiles(image, slot)
-    return Entry(digest(data), size, checksum(slot.numpy()))
+    write_tiles(image, target)
+    return Entry(digest(data), size, checksum(target.numpy()))
 
 
 def _chunks(counts: list[int]) -> Iterator[range]:
@@ -283,6 +283,6 @@ def _chunks(counts: list[int]) -> Iterator[range]:
             start, held = row + 1, 0
 
 
-def _after(progress: Progress, rows: range, total: int) -> Progress:
-    """A progress that counts from the first of some rows on."""
-    return None if progress is None else lambda done, _: progress(rows.start + done, total)
+def _offset(progress: Progress, start: int, total: int) -> Progress:
+    """A progress callback that counts from `start`."""
+    return None if progress is None else lambda done, _: progress(start + done, total)

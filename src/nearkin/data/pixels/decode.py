@@ -1,15 +1,16 @@
-"""From an image file to uint8 pixels of a given short side, or a sentence on what is wrong with the file.
+"""Decode image files to uint8 pixels of a given short side, or say what is wrong with a file.
 
-The short side becomes `short`, the long side follows (rounded down); what is longer than twice the short side loses its
-ends first. Resizing is bilinear with antialiasing, as is usual in the field. Orientation tags are obeyed, transparency
-lies on white, palettes, CMYK and 16 bits a channel become 8-bit RGB, of an animation the first frame counts; colour
-profiles are not applied. JPEG files are decoded by simplejpeg where it is installed, else by Pillow: the same pixels.
+The short side becomes `short_side`, the long side follows (rounded down). An image longer than twice its short side is
+first cut at both ends. Resizing is bilinear with antialiasing. Orientation tags are applied, transparency is blended
+with white, palettes, CMYK and 16 bits per channel become 8-bit RGB, an animation gives its first frame; colour profiles
+are ignored. JPEG files are decoded by simplejpeg if it is installed, else by Pillow, with the same pixels.
 """
 
 import io
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import numpy as np
 import torch
@@ -18,6 +19,7 @@ from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 from torch.nn import functional as F
 
+from nearkin.data.images import counted
 from nearkin.errors import NearkinError
 
 try:
@@ -28,10 +30,10 @@ except ImportError:
 Bytes = NDArray[np.uint8]
 
 PIXEL_LIMIT = 100_000_000
-"""Pixels beyond which an image is taken for a decompression bomb. Pillow by itself refuses more than 179 million."""
+"""Images with more pixels are treated as decompression bombs. Pillow itself refuses more than 179 million."""
 
 READS = 100_000
-"""How often Pillow may read from one file: some twenty megabytes of PNG in its smallest usual parts, several times."""
+"""Most reads by Pillow of one file: several times what twenty megabytes of PNG in small chunks need."""
 
 _ORIENTATION = 0x0112  # the EXIF tag
 _SIDEWAYS = (5, 6, 7, 8)  # its values that swap height and width
@@ -46,35 +48,47 @@ class BadImage(NearkinError):  # noqa: N818 (it is an image)
         self.path, self.reason, self.row = Path(path), reason, row
 
 
+def none_usable(bad: Sequence[BadImage], total: int) -> NearkinError:
+    """Return the error to raise if no image can be used."""
+    return bad[0] if total == 1 else NearkinError(f"None of the {total:,} images can be used. The first: {bad[0]}")
+
+
+def describe_bad_images(bad: Sequence[ValueError], total: int) -> list[str]:
+    """Return lines that list the images which cannot be used."""
+    if not bad:
+        return []
+    return [f"{counted(len(bad), 'image', 'images')} of {total:,} left out:", *(f"  {error}" for error in bad)]
+
+
 class TooManyParts(OSError):  # noqa: N818 (it says what is wrong)
-    """A file of so many small parts that it is meant to keep a processor busy."""
+    """A file with so many small parts that reading it is meant to keep a processor busy."""
 
 
-class Bounded(io.BytesIO):
-    """A file in memory that is read so often and no more.
+class BoundedFile(io.BytesIO):
+    """A file in memory with a limit on the number of reads.
 
-    Pillow goes through a file's parts one by one. A few megabytes hold millions of empty ones, which take a minute.
+    Pillow reads the parts of a file one by one. A few megabytes can hold millions of empty parts, which take a minute.
     """
 
     reads = 0
 
     def read(self, size: int | None = -1, /) -> bytes:
-        """Some bytes, or TooManyParts."""
+        """Read bytes, or raise TooManyParts."""
         self.reads += 1
         if self.reads > READS:
             raise TooManyParts("it has more parts than any honest file")
         return super().read(size)
 
 
-def stored_size(height: int, width: int, short: int) -> tuple[int, int]:
-    """Height and width at which an image of this size is stored."""
+def stored_size(height: int, width: int, short_side: int) -> tuple[int, int]:
+    """Return the height and width at which an image of this size is stored."""
     side = min(height, width)
     height, width = min(height, 2 * side), min(width, 2 * side)
-    return height * short // side, width * short // side
+    return height * short_side // side, width * short_side // side
 
 
-def read(path: Path) -> bytes:
-    """The bytes of a file, or a BadImage."""
+def read_bytes(path: Path) -> bytes:
+    """Return the bytes of a file, or raise a BadImage."""
     try:
         data = path.read_bytes()
     except FileNotFoundError:
@@ -86,44 +100,63 @@ def read(path: Path) -> bytes:
     return data
 
 
-def measure(path: Path, *, short: int, limit: int = PIXEL_LIMIT) -> tuple[int, int]:
-    """The size an image will be stored at, from its header alone."""
+def measure(path: Path, *, short_side: int, limit: int = PIXEL_LIMIT) -> tuple[int, int]:
+    """Return the size an image will be stored at, from its header alone."""
     try:
         with path.open("rb") as file, _open(file, path, limit) as image:
             width, height = image.size
             sideways = _orientation(image, file) in _SIDEWAYS
-    except OSError:  # what is wrong with opening it, read() can say
-        read(path)
+    except OSError:  # read_bytes() knows the reason
+        read_bytes(path)
         raise BadImage(path, "it cannot be read") from None
-    return stored_size(width, height, short) if sideways else stored_size(height, width, short)
+    return stored_size(width, height, short_side) if sideways else stored_size(height, width, short_side)
 
 
-def decode(data: bytes, path: Path, *, short: int, channels: int = 3, limit: int = PIXEL_LIMIT) -> Tensor:
-    """The pixels of an image file's bytes, uint8 [channels, h, w]; `path` is for the message only."""
-    file = Bounded(data)
-    with _open(file, path, limit) as image:
+def decode(
+    data: bytes,
+    path: Path,
+    *,
+    short_side: int,
+    channels: int = 3,
+    limit: int = PIXEL_LIMIT,
+    formats: Sequence[str] | None = None,
+    enlarge: bool = True,
+) -> Tensor:
+    """Decode the bytes of an image file: uint8 [channels, h, w].
+
+    `path` is only for the message of a BadImage, `formats` are Pillow's names of the formats to accept (default: all).
+    Without `enlarge` a smaller image keeps its size.
+    """
+    file = BoundedFile(data)
+    with _open(file, path, limit, formats) as image:
         orientation = _orientation(image, file)
         pixels = _jpeg(data, image) if simplejpeg is not None else None
         if pixels is None:
             pixels = _pillow(image, path)
     turned = _turn(torch.from_numpy(pixels).permute(2, 0, 1), orientation)
-    return as_channels(resize(turned, short), channels)
+    side = short_side if enlarge else min(short_side, *turned.shape[1:])
+    return as_channels(resize(turned, side), channels)
 
 
-def picture(image: Image.Image) -> Tensor:
-    """The pixels of Pillow's image as those of its file would be, before they are resized: uint8 [1 or 3, h, w]."""
+def decode_file(path: Path, **how: Any) -> Tensor:
+    """Read and decode an image file; keyword arguments as of `decode`."""
+    return decode(read_bytes(path), path, **how)
+
+
+def pillow_pixels(image: Image.Image) -> Tensor:
+    """Return the pixels of a Pillow image as decoding its file would, before resizing: uint8 [1 or 3, h, w]."""
     name = getattr(image, "filename", "") or "in memory"
     return _turn(torch.from_numpy(_pillow(image, name)).permute(2, 0, 1), _tag(image))
 
 
-def resize(image: Tensor, short: int) -> Tensor:
-    """Images uint8 [..., C, h, w] at their stored size: ends cut off beyond 2:1, then resized."""
+def resize(image: Tensor, short_side: int) -> Tensor:
+    """Bring images uint8 [..., C, h, w] to their stored size: cut both ends beyond 2:1, then resize."""
     height, width = image.shape[-2:]
     side = min(height, width)
     for dim, length in ((-2, height), (-1, width)):
         if length > 2 * side:
             image = image.narrow(dim, (length - 2 * side) // 2, 2 * side)
-    size = stored_size(height, width, short)
+    size = stored_size(height, width, short_side)
     if image.shape[-2:] == size:
         return image
     batch = image if image.ndim == 4 else image[None]
@@ -132,7 +165,7 @@ def resize(image: Tensor, short: int) -> Tensor:
 
 
 def as_channels(image: Tensor, channels: int) -> Tensor:
-    """Grey repeated to RGB or RGB weighed to grey, where [..., C, h, w] is not yet what is asked for."""
+    """Convert [..., C, h, w] from grey to RGB or from RGB to grey if the number of channels differs."""
     have = image.shape[-3]
     if have == channels:
         return image
@@ -141,22 +174,22 @@ def as_channels(image: Tensor, channels: int) -> Tensor:
     if (have, channels) == (3, 1):
         r, g, b = (weight * part.int() for weight, part in zip(_LUMA, image.unbind(-3), strict=True))
         return ((r + g + b + 32768) >> 16).to(torch.uint8).unsqueeze(-3)
-    raise NearkinError(f"Images of {have} channels cannot become images of {channels}: 1 (grey) and 3 (RGB) are known.")
+    raise NearkinError(f"Images of {have} channels cannot become images of {channels}: use 1 (grey) or 3 (RGB).")
 
 
-def _open(file: IO[bytes], path: Path, limit: int) -> Image.Image:
-    # Pillow's remarks on odd files would reach the user without the file's name. Set on every call, because
+def _open(file: IO[bytes], path: Path, limit: int, formats: Sequence[str] | None = None) -> Image.Image:
+    # Pillow's warnings on odd files would reach the user without the file's name. Set on every call, because
     # catch_warnings elsewhere may have dropped the filter; setting it again adds nothing.
     warnings.filterwarnings("ignore", module=r"PIL\.")
     try:
-        image = Image.open(file)
+        image = Image.open(file, formats=formats)
     except Image.DecompressionBombError:
         raise BadImage(path, "it has so many pixels that it may be a decompression bomb") from None
     except UnidentifiedImageError:
         empty = file.seek(0, io.SEEK_END) == 0
         raise BadImage(path, "it is empty" if empty else "it is not an image of a known format") from None
-    except Exception as error:  # Pillow's readers raise whatever a mangled header leads them into
-        raise BadImage(path, f"its header is damaged ({_short(error)})") from None
+    except Exception as error:  # Pillow raises many kinds of errors for a damaged header
+        raise BadImage(path, f"its header is damaged ({_first_line(error)})") from None
     width, height = image.size
     if width * height > limit:
         reason = f"{width} × {height} pixels are over the limit of {limit:,} that guards against decompression bombs"
@@ -168,7 +201,7 @@ def _open(file: IO[bytes], path: Path, limit: int) -> Image.Image:
 
 def _orientation(image: Image.Image, file: IO[bytes]) -> int:
     if image.format == "PNG" and "exif" not in image.info:
-        # Pillow would decode the whole image to look for a tag behind the pixels; hardly any file has one.
+        # Pillow would decode the whole image to look for a tag behind the pixels, which is rare.
         here = file.tell()
         file.seek(0)
         found = b"eXIf" in file.read()
@@ -181,13 +214,13 @@ def _orientation(image: Image.Image, file: IO[bytes]) -> int:
 def _tag(image: Image.Image) -> int:
     try:
         value = image.getexif().get(_ORIENTATION, 1)
-    except Exception:  # a mangled tag says nothing about the pixels, and damaged pixels show when they are decoded
+    except Exception:  # a damaged tag says nothing about the pixels
         return 1
     return value if isinstance(value, int) and 1 <= value <= 8 else 1
 
 
 def _turn(image: Tensor, orientation: int) -> Tensor:
-    """[C, h, w] as the orientation tag wants it seen."""
+    """Apply the orientation tag to [C, h, w]."""
     if orientation in _SIDEWAYS:
         image = image.transpose(1, 2)
     flips = {2: (2,), 3: (1, 2), 4: (1,), 6: (2,), 7: (1, 2), 8: (1,)}.get(orientation)
@@ -195,7 +228,7 @@ def _turn(image: Tensor, orientation: int) -> Tensor:
 
 
 def _jpeg(data: bytes, image: Image.Image) -> Bytes | None:
-    """A plain JPEG by simplejpeg; None for what is left to Pillow, which also has the last word on damage."""
+    """Decode a plain JPEG by simplejpeg; None for everything that Pillow has to decode, damaged files among them."""
     if image.format != "JPEG" or image.mode not in ("RGB", "L"):
         return None
     try:
@@ -206,7 +239,7 @@ def _jpeg(data: bytes, image: Image.Image) -> Bytes | None:
 
 
 def _pillow(image: Image.Image, path: Path | str) -> Bytes:
-    """[h, w, 1 or 3] of any image Pillow can read."""
+    """Return the pixels [h, w, 1 or 3] of any image Pillow can read."""
     if image.mode == "F":
         raise BadImage(path, "floating-point pixels have no known range")
     try:
@@ -219,12 +252,14 @@ def _pillow(image: Image.Image, path: Path | str) -> Bytes:
             image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
         if image.mode not in ("L", "RGB"):  # converting to the mode it has would copy it
             image = image.convert("L" if image.mode == "1" else "RGB")
-    except Exception as error:  # truncated data, broken streams, codecs that are not there: readers raise many kinds
-        reason = "it is truncated" if "truncated" in str(error) else f"its pixels cannot be decoded ({_short(error)})"
+    except Exception as error:  # Pillow raises many kinds of errors for damaged data
+        reason = (
+            "it is truncated" if "truncated" in str(error) else f"its pixels cannot be decoded ({_first_line(error)})"
+        )
         raise BadImage(path, reason) from None
     pixels = np.array(image)
     return pixels if pixels.ndim == 3 else pixels[:, :, None]
 
 
-def _short(error: Exception) -> str:
+def _first_line(error: Exception) -> str:
     return (str(error).splitlines() or [""])[0][:100].rstrip(".") or type(error).__name__

@@ -1,17 +1,18 @@
-"""How pixels are held: images of different sizes packed into one row of tiles, and unpacked into a batch of canvases.
+"""Pack images of different sizes into one row of tiles, and unpack a batch of them onto canvases of one size.
 
-A canvas for every image of a data set would be mostly padding (a 256 × 340 photograph on 512 × 512: two thirds), so an
-image is stored as its rows, each cut into tiles of 16 bytes, one after the other. A batch is then one `index_select` of
-tiles wherever the tiles are; the tile with number 0 is blank and fills what lies outside an image.
+A canvas per image would be mostly padding (a 256 × 340 photograph on 512 × 512: two thirds). Instead, each row of an
+image is cut into tiles of 16 bytes, and all tiles are stored one after the other. A batch is then one `index_select` of
+tiles, on any device; tile 0 is blank and fills the space outside an image.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-TILE = 16  # bytes; a row of an image wastes 8 on average, and 16 are the most that a GPU's thread reads at once
-ROWS = 8  # canvas heights are a multiple of this, which matrix products in half precision ask for
+TILE = 16  # bytes: a row of an image wastes 8 on average, and a GPU thread reads at most 16 at once
+ROWS = 8  # canvas heights are a multiple of this, as matrix products in half precision require
 
 
 class Pixels(NamedTuple):
@@ -29,8 +30,12 @@ class Packed(NamedTuple):
     size: Tensor  # int64 [N, 2]: h, w
 
     def rows(self, index: Tensor) -> "Packed":
-        """Some of the images, by number; the tiles stay where they are."""
+        """Select images by number; the tiles are shared."""
         return Packed(self.tiles, self.first[index], self.size[index])
+
+    def to(self, device: torch.device) -> "Packed":
+        """Copy to a device."""
+        return Packed(*(tensor.to(device, non_blocking=True) for tensor in self))
 
 
 class Canvas(NamedTuple):
@@ -42,35 +47,35 @@ class Canvas(NamedTuple):
 
 
 def tile_counts(size: Tensor, channels: int) -> Tensor:
-    """How many tiles each image takes, [N] for sizes [N, 2]."""
+    """Return the number of tiles per image, [N] for sizes [N, 2]."""
     return channels * size[:, 0] * ((size[:, 1] + TILE - 1) // TILE)
 
 
 def first_tiles(size: Tensor, channels: int) -> Tensor:
-    """Where each image begins when all are laid one after the other behind the blank tile."""
+    """Return the first tile of each image if all follow each other after the blank tile."""
     counts = tile_counts(size, channels)
     return 1 + counts.cumsum(0) - counts
 
 
 def canvas_for(size: Tensor, channels: int) -> Canvas:
-    """The smallest canvas that holds every image, in whole tiles and groups of rows."""
+    """Return the smallest canvas that holds every image, in whole tiles and groups of rows."""
     height, width = (int(side) for side in size.amax(0))
     return Canvas(channels, -(-height // ROWS) * ROWS, -(-width // TILE) * TILE)  # rounded up
 
 
-def write_tiles(image: Tensor, slot: Tensor) -> None:
-    """Write an image [C, h, w] into the tiles [tile_count, TILE] that are meant for it."""
+def write_tiles(image: Tensor, tiles: Tensor) -> None:
+    """Write an image [C, h, w] into its tiles [tile_count, TILE]."""
     channels, height, width = image.shape
-    rows = slot.numpy().reshape(channels, height, -1)  # NumPy's copy keeps to one thread: many threads do this at once
+    rows = tiles.numpy().reshape(channels, height, -1)  # NumPy copies in one thread; many threads do this at once
     rows[:, :, :width] = image.numpy()
     rows[:, :, width:] = 0
 
 
 def unpack(packed: Packed, canvas: Canvas) -> Pixels:
-    """All images of `packed`, each on its canvas. Reads no value back to the host."""
+    """Place all images of `packed` on canvases, without synchronising with the host."""
     channels, height, width = canvas
     device = packed.tiles.device
-    # Half as wide numbers of tiles halve the arithmetic, where they suffice: up to 32 GiB of images.
+    # 32-bit tile numbers halve the arithmetic and suffice for 32 GiB of images.
     dtype = torch.int32 if len(packed.tiles) < 2**31 else torch.int64
     c = torch.arange(channels, device=device, dtype=dtype)[:, None, None]
     y = torch.arange(height, device=device, dtype=dtype)[:, None]
@@ -79,6 +84,13 @@ def unpack(packed: Packed, canvas: Canvas) -> Pixels:
     across = (w + TILE - 1) // TILE
     tile = packed.first.to(dtype).view(-1, 1, 1, 1) + (c * h + y) * across + column  # [B, C, H, W / TILE]
     tile = torch.where((y < h) & (column < across), tile, 0)
-    # A tile as one number of 16 bytes: the same gather of rows of bytes takes sixteen times as long on a GPU.
+    # Gather tiles as single 16-byte numbers: sixteen times as fast on a GPU as rows of bytes.
     found = packed.tiles.view(torch.complex128).flatten().index_select(0, tile.flatten())
     return Pixels(found.view(torch.uint8).view(-1, channels, height, width), packed.size)
+
+
+def concatenate(parts: Sequence[Packed], channels: int) -> Packed:
+    """Join packed images: all their tiles after one blank tile."""
+    size = torch.cat([packed.size for packed in parts])
+    tiles = torch.cat([parts[0].tiles[:1], *(packed.tiles[1:] for packed in parts)])
+    return Packed(tiles, first_tiles(size, channels), size)

@@ -1,8 +1,8 @@
-"""From stored pixels to the network's input, a batch at a time on the device; no value is read back to the host.
+"""Views: turn a batch of stored pixels into the network's input, on the device, without synchronising with the host.
 
-A crop that is resized and mirrored is separable: out = Y · image · Xᵀ, where the rows of Y and X are the weights with
-which an antialiased bilinear resize reads the crop. So a batch is two batched matrix products, whatever the sizes of
-its images. On a GPU they run in float16, which holds 0 … 255 exactly; the result is within a third of a grey level.
+A resized and mirrored crop is separable: out = Y · image · Xᵀ, where the rows of Y and X are the weights of an
+antialiased bilinear resize of the crop. A batch is therefore two batched matrix products, whatever the sizes of its
+images. On a GPU they run in float16, which holds 0 … 255 exactly; the result is within a third of a grey level.
 """
 
 import math
@@ -17,13 +17,13 @@ from nearkin.data.pixels.tiles import Pixels
 from nearkin.errors import NearkinError
 from nearkin.spec import check_options, look_up, parse
 
-TRIES = 10  # draws of a random resized crop before the largest central one is taken
+TRIES = 10  # draws of a random resized crop before falling back to the largest central one
 
 Augment = Callable[[Pixels, Generator], Tensor]
 
 
 class Normalise(NamedTuple):
-    """What a network expects: (x - mean) / std of RGB pixels in 0 … 1, and perhaps the channels in reverse."""
+    """The input a network expects: (x - mean) / std of RGB pixels in 0 … 1, in BGR order if `bgr`."""
 
     mean: tuple[float, ...]
     std: tuple[float, ...]
@@ -31,40 +31,40 @@ class Normalise(NamedTuple):
 
 
 class Boxes(NamedTuple):
-    """What each image of a batch is read from, y and x: [B, 2] float each."""
+    """The crop of each image of a batch, y and x: [B, 2] float each."""
 
     start: Tensor  # first pixel of the crop
     extent: Tensor  # its length
     outputs: int  # the length it is resized to
-    skip: Tensor | int = 0  # how many of these come before the first that is wanted
+    skip: Tensor | int = 0  # outputs before the first one that is wanted
 
 
 class Kind(Protocol):
-    """An augmentation: pixels [B, C, size, size] in 0 … 255 from a batch and `draws` uniform numbers an image."""
+    """An augmentation: pixels [B, C, size, size] in 0 … 255 from a batch and `draws` uniform numbers per image."""
 
     draws: int
 
     def apply(self, pixels: Pixels, draws: Tensor) -> Tensor:
-        """What happens to an image depends on it and on its row of draws alone."""
+        """Augment a batch; each image depends only on itself and its row of draws."""
 
 
-def short_side(size: int) -> int:
-    """The short side at which images are stored for crops of `size`: 256 for 224, and in proportion."""
+def short_side_for(size: int) -> int:
+    """Return the short side at which images are stored for crops of `size`: 256 for 224, others in proportion."""
     return round(size * 256 / 224)
 
 
-def augment(text: str, *, size: int, short: int, normalise: Normalise, compiled: bool = False) -> Augment:
-    """The augmentation that a spec such as `resized_crop(scale=(0.16, 1))` describes, for images stored at `short`.
+def augment(text: str, *, size: int, short_side: int, normalise: Normalise, compiled: bool = False) -> Augment:
+    """Build the augmentation of a spec such as `resized_crop(scale=(0.16, 1))`, for images stored at `short_side`.
 
-    `compiled` fuses it with torch.compile: fewer, larger kernels on a GPU after some seconds the first time.
+    `compiled` fuses it with torch.compile: fewer, larger kernels on a GPU after some seconds of compilation.
     """
     call = parse(text)
     entry = look_up(call.name, AUGMENTS, what="augmentation")
     if call.args:
-        raise NearkinError(f"{call.name} takes options as key=value and nothing else: {text!r}.")
-    options = check_options(call, entry, given=("size", "short"))
-    _check_size(size, short)
-    kind: Kind = entry(size=size, short=short, **options)
+        raise NearkinError(f"{call.name} takes only options such as key=value: {text!r}.")
+    options = check_options(call, entry, given=("size", "short_side"))
+    _check_size(size, short_side)
+    kind: Kind = entry(size=size, short_side=short_side, **options)
     finish = _Finish(normalise)
 
     def whole(pixels: Pixels, draws: Tensor, scaling: tuple[Tensor, Tensor]) -> Tensor:
@@ -81,10 +81,10 @@ def augment(text: str, *, size: int, short: int, normalise: Normalise, compiled:
     return view
 
 
-def centre(size: int, normalise: Normalise, *, short: int | None = None) -> Callable[[Pixels], Tensor]:
-    """The test-time view: the central square of `size`. With `short`, the side images are stored at, it is checked."""
-    if short is not None:
-        _check_size(size, short)
+def centre(size: int, normalise: Normalise, *, short_side: int | None = None) -> Callable[[Pixels], Tensor]:
+    """Build the test-time view, the central square of `size`; checked against the stored `short_side` if given."""
+    if short_side is not None:
+        _check_size(size, short_side)
     finish = _Finish(normalise)
 
     def view(pixels: Pixels) -> Tensor:
@@ -94,7 +94,7 @@ def centre(size: int, normalise: Normalise, *, short: int | None = None) -> Call
 
 
 class ResizedCrop:
-    """A random part of the area (`scale`) with a random width to height (`ratio`), resized to the square."""
+    """A random box of random area (`scale`) and width to height (`ratio`), resized to the square."""
 
     draws = 2 * TRIES + 3
 
@@ -102,7 +102,7 @@ class ResizedCrop:
         self,
         *,
         size: int,
-        short: int,  # noqa: ARG002 (every augmentation is made with the same arguments)
+        short_side: int,  # noqa: ARG002 (all augmentations take the same arguments)
         scale: tuple[float, float] = (0.08, 1.0),
         ratio: tuple[float, float] = (3 / 4, 4 / 3),
         flip: bool = True,
@@ -117,26 +117,26 @@ class ResizedCrop:
 
 
 class Crop:
-    """A random square of `size`, out of the image squashed to a square of the stored side, or as it is (`squash`)."""
+    """A random square of `size`, from the image squashed to a square of the stored side (`squash`) or unchanged."""
 
     draws = 3
 
-    def __init__(self, *, size: int, short: int, flip: bool = True, squash: bool = True) -> None:
-        self.size, self.short, self.flip, self.squash = size, short, flip, squash
+    def __init__(self, *, size: int, short_side: int, flip: bool = True, squash: bool = True) -> None:
+        self.size, self.short_side, self.flip, self.squash = size, short_side, flip, squash
 
     def apply(self, pixels: Pixels, draws: Tensor) -> Tensor:
         """Draw the corner of each square and read it."""
         if self.squash:
-            boxes = squashed_boxes(pixels.size, draws[:, :2], short=self.short, size=self.size)
+            boxes = squashed_boxes(pixels.size, draws[:, :2], short_side=self.short_side, size=self.size)
         else:
             boxes = plain_boxes(pixels.size, draws[:, :2], size=self.size)
         return crop(pixels.canvas, boxes, size=self.size, flip=self.flip & (draws[:, 2] < 0.5))
 
 
 class Affine:
-    """The central square turned (± `rotate` radians), scaled (± `scale`) and shifted (± `shift` of half its width).
+    """The central square rotated (± `rotate` radians), scaled (± `scale`) and shifted (± `shift` of half its width).
 
-    What comes in from outside the square is its mirror image, so that a background goes on as it is.
+    Pixels from outside the square are its mirror image, so that the background continues.
     """
 
     draws = 5
@@ -145,7 +145,7 @@ class Affine:
         self,
         *,
         size: int,
-        short: int,  # noqa: ARG002
+        short_side: int,  # noqa: ARG002
         rotate: float = 0.25,
         scale: float = 0.15,
         shift: float = 0.15,
@@ -154,18 +154,18 @@ class Affine:
         self.size, self.flip = size, flip
         self.rotate, self.scale, self.shift = rotate, scale, shift
         if min(rotate, scale, shift) < 0 or scale >= 1:
-            raise NearkinError(f"affine moves by rotate ≥ 0, 0 ≤ scale < 1, shift ≥ 0, not {rotate}, {scale}, {shift}.")
+            raise NearkinError(f"affine needs rotate ≥ 0, 0 ≤ scale < 1 and shift ≥ 0, not {rotate}, {scale}, {shift}.")
 
     def apply(self, pixels: Pixels, draws: Tensor) -> Tensor:
-        """Work out where each output pixel is read from, and read there."""
+        """Compute where each output pixel is read from, and read it."""
         square = central(pixels, self.size)
         angle, zoom, dx, dy = (2 * draws[:, :4, None, None] - 1).unbind(1)  # [B, 1, 1] each, -1 … 1
         angle, zoom = self.rotate * angle, 1 + self.scale * zoom
         mirror = torch.where(self.flip & (draws[:, 4, None, None] < 0.5), -1, 1)
         cos, sin = zoom * angle.cos(), zoom * angle.sin()
-        x = (2 * torch.arange(self.size, device=square.device) + 1) / self.size - 1  # middles of pixels in -1 … 1
+        x = (2 * torch.arange(self.size, device=square.device) + 1) / self.size - 1  # pixel centres in -1 … 1
         y, x = x[:, None], mirror * x
-        # Not by affine_grid, nor with x and y side by side in memory: on a CPU either takes longer than all the rest.
+        # affine_grid, or x and y next to each other in memory, would take longer than all the rest on a CPU.
         grid = torch.stack([cos * x - sin * y + self.shift * dx, sin * x + cos * y + self.shift * dy], 1)
         grid = grid.permute(0, 2, 3, 1)
         with torch.autocast(square.device.type, enabled=False):
@@ -177,11 +177,11 @@ class Nothing:
 
     draws = 0
 
-    def __init__(self, *, size: int, short: int) -> None:  # noqa: ARG002
+    def __init__(self, *, size: int, short_side: int) -> None:  # noqa: ARG002
         self.size = size
 
     def apply(self, pixels: Pixels, draws: Tensor) -> Tensor:  # noqa: ARG002
-        """Leave all as it is."""
+        """Cut the central square."""
         return central(pixels, self.size)
 
 
@@ -189,7 +189,7 @@ AUGMENTS: dict[str, type] = {"resized_crop": ResizedCrop, "crop": Crop, "affine"
 
 
 def central(pixels: Pixels, size: int) -> Tensor:
-    """The central square of each image, uint8 [B, C, size, size]; odd margins as Python's round() divides them."""
+    """Cut the central square of each image, uint8 [B, C, size, size]; odd margins are divided as by round()."""
     height, width = pixels.canvas.shape[2:]
     if min(height, width) < size:
         raise NearkinError(
@@ -207,10 +207,10 @@ def central(pixels: Pixels, size: int) -> Tensor:
 def resized_boxes(
     sizes: Tensor, draws: Tensor, *, scale: tuple[float, float], ratio: tuple[float, float], size: int
 ) -> Boxes:
-    """Random parts of images [B, 2] from uniform draws [B, 2 · TRIES + 2]: the first try that fits, else a central box.
+    """Draw random boxes in images of sizes [B, 2] from uniform draws [B, 2 · TRIES + 2].
 
-    The area is uniform in `scale`, the logarithm of width over height uniform in that of `ratio`. The last resort is
-    the largest central box of the nearest ratio.
+    The area is uniform in `scale`, the logarithm of width over height uniform in that of `ratio`. The first try that
+    fits is taken, else the largest central box of the nearest ratio.
     """
     whole = sizes.to(draws.dtype).unsqueeze(2)  # [B, 2, 1]
     height, width = whole.unbind(1)
@@ -218,8 +218,8 @@ def resized_boxes(
     area = height * width * (scale[0] + (scale[1] - scale[0]) * draws[:, :TRIES])
     shape = (math.log(low) + (math.log(high) - math.log(low)) * draws[:, TRIES : 2 * TRIES]).exp()
     tries = torch.stack([area / shape, area * shape], 1).sqrt()  # [B, 2, TRIES]
-    resort = torch.minimum(whole, torch.stack([width / low, height * high], 1).round())  # always fits
-    extent = torch.cat([tries.round(), resort], 2)
+    fallback = torch.minimum(whole, torch.stack([width / low, height * high], 1).round())  # always fits
+    extent = torch.cat([tries.round(), fallback], 2)
     fits = ((extent >= 1) & (extent <= whole)).all(1, keepdim=True)
     number = torch.arange(TRIES + 1, device=sizes.device)
     first = torch.where(fits, number, TRIES).amin(2, keepdim=True)  # [B, 1, 1]
@@ -229,25 +229,25 @@ def resized_boxes(
     return Boxes(start, extent, size)
 
 
-def squashed_boxes(sizes: Tensor, draws: Tensor, *, short: int, size: int) -> Boxes:
-    """A random square of `size` out of each image [B, 2] squashed to `short` × `short`, from uniform draws [B, 2]."""
-    skip = _integers(draws, short - size)
-    return Boxes(torch.zeros_like(draws), sizes.to(draws.dtype), short, skip)
+def squashed_boxes(sizes: Tensor, draws: Tensor, *, short_side: int, size: int) -> Boxes:
+    """Draw a random square of `size` in each image squashed to `short_side` squared, from uniform draws [B, 2]."""
+    skip = _integers(draws, short_side - size)
+    return Boxes(torch.zeros_like(draws), sizes.to(draws.dtype), short_side, skip)
 
 
 def plain_boxes(sizes: Tensor, draws: Tensor, *, size: int) -> Boxes:
-    """A random square of `size` out of each image [B, 2], from uniform draws [B, 2]; nothing is resized."""
+    """Draw a random square of `size` in each image [B, 2], not resized, from uniform draws [B, 2]."""
     start = _integers(draws, sizes - size)
     return Boxes(start, torch.full_like(start, size), size)
 
 
 def crop(canvas: Tensor, boxes: Boxes, *, size: int, flip: Tensor) -> Tensor:
-    """Each image's box resized to size × size and mirrored where `flip` [B] says so: pixels [B, C, size, size]."""
+    """Resize each image's box to size × size, mirrored where `flip` [B]: pixels [B, C, size, size]."""
     half = canvas.device.type == "cuda"
     dtype = torch.float16 if half else torch.float32
-    count = -(-size // 8) * 8 if half else size  # half precision is fast only where rows are aligned
+    count = -(-size // 8) * 8 if half else size  # half precision is fast only if rows are aligned
     batch, channels, height, width = canvas.shape
-    # Both axes at once, as long as the longer one, for half as many kernels.
+    # Both axes at once, padded to the longer one, for half as many kernels.
     both = weights(boxes, max(height, width), size=size, count=count, flip=flip, dtype=dtype)
     down, along = both[:, 0, :, :height], both[:, 1, :, :width]
     with torch.autocast(canvas.device.type, enabled=False):
@@ -257,9 +257,9 @@ def crop(canvas: Tensor, boxes: Boxes, *, size: int, flip: Tensor) -> Tensor:
 
 
 def weights(boxes: Boxes, length: int, *, size: int, count: int, flip: Tensor, dtype: torch.dtype) -> Tensor:
-    """With which weight each of `length` pixels of an axis enters each output: [B, 2, count, length], rows sum to 1.
+    """Return the weight of each of `length` pixels in each output, per axis: [B, 2, count, length], rows sum to 1.
 
-    `flip` is for x alone. Outputs from `size` on are there for alignment and mean nothing.
+    `flip` concerns x only. Outputs from `size` on are padding for alignment.
     """
     start, extent = boxes.start.unsqueeze(2), boxes.extent.unsqueeze(2)  # [B, 2, 1]
     skip = boxes.skip.unsqueeze(2) if isinstance(boxes.skip, Tensor) else boxes.skip
@@ -267,32 +267,32 @@ def weights(boxes: Boxes, length: int, *, size: int, count: int, flip: Tensor, d
     mirrored = torch.stack([torch.zeros_like(flip), flip], 1).unsqueeze(2)
     output = torch.where(mirrored, size - 1 - output, output) + skip
     scale = extent / boxes.outputs
-    reach = scale.clamp_min(1)  # how far a triangle reaches: antialiasing when shrinking, plain bilinear when growing
+    reach = scale.clamp_min(1)  # half width of the triangle: antialiasing when shrinking, plain bilinear when enlarging
     middle = (output + 0.5) * scale / reach  # [B, 2, count]
     pixel = torch.arange(length, device=start.device, dtype=start.dtype) - start
-    # What lies outside the box is infinitely far away, so that the border of the crop cuts the triangles off.
+    # Pixels outside the box are infinitely far away, so the border of the crop cuts the triangles off.
     place = torch.where((pixel >= 0) & (pixel < extent), (pixel + 0.5) / reach, math.inf)  # [B, 2, length]
     triangles = (1 - (middle.unsqueeze(3) - place.unsqueeze(2)).abs_()).relu_()
     return (triangles / triangles.sum(3, keepdim=True).clamp_min(1e-6)).to(dtype)
 
 
 class _Finish:
-    """Pixels 0 … 255 to the network's input: one multiply and one add, contiguous float32."""
+    """Normalise pixels 0 … 255 to contiguous float32 by one multiply and one add."""
 
     def __init__(self, normalise: Normalise) -> None:
         mean, std, self.bgr = normalise
         if len(mean) != len(std) or min(std, default=0.0) <= 0:
-            raise NearkinError(f"Mean {mean} and std {std} need one number a channel each, and no std of zero.")
+            raise NearkinError(f"Mean {mean} and std {std} need one number per channel each, and std above zero.")
         factor, offset = [1 / (255 * s) for s in std], [-m / s for m, s in zip(mean, std, strict=True)]
         self.scale = torch.tensor([factor, offset]).view(2, -1, 1, 1)
-        self.there: dict[torch.device, tuple[Tensor, Tensor]] = {}  # copied to a device once, not every step
+        self.on_device: dict[torch.device, tuple[Tensor, Tensor]] = {}  # copied once, not every step
 
     def scaling(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        """Factor and offset [C, 1, 1] on a device."""
-        if device not in self.there:
+        """Return factor and offset [C, 1, 1] on a device."""
+        if device not in self.on_device:
             factor, offset = self.scale.to(device, non_blocking=True)
-            self.there[device] = factor, offset
-        return self.there[device]
+            self.on_device[device] = factor, offset
+        return self.on_device[device]
 
     def __call__(self, x: Tensor, scaling: tuple[Tensor, Tensor]) -> Tensor:
         factor, offset = scaling
@@ -303,13 +303,13 @@ class _Finish:
 
 
 def _integers(u: Tensor, most: Tensor | int) -> Tensor:
-    """Whole numbers 0 … most, equally likely, from u in [0, 1)."""
+    """Uniform integers 0 … most from u in [0, 1)."""
     return (u * (most + 1)).floor()
 
 
-def _check_size(size: int, short: int) -> None:
-    if size < 1 or short < size:
-        raise NearkinError(f"Crops of {size} pixels cannot be cut from images stored at {short}: store them larger.")
+def _check_size(size: int, short_side: int) -> None:
+    if size < 1 or short_side < size:
+        raise NearkinError(f"Crops of {size} pixels do not fit into images stored at {short_side}: store them larger.")
 
 
 def _interval(name: str, pair: tuple[float, float], *, most: float = math.inf) -> tuple[float, float]:
