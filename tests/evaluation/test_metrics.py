@@ -54,7 +54,7 @@ def test_ndcg_is_relative_to_the_best_of_the_first_k() -> None:
     assert parse_metric("nDCG@3").values(ranks).item() == pytest.approx(100 * (1 + 1 / math.log2(3)) / best)
 
 
-def test_a_query_with_nothing_to_find_is_nan() -> None:
+def test_a_query_without_relevant_items_is_nan() -> None:
     ranks = Ranks(torch.tensor([[BEYOND], [1]]), torch.tensor([0, 1]))
     for name in ("R@1", "P@2", "P@R", "MAP@R", "MAP@2", "nDCG@2"):
         values = parse_metric(name).values(ranks)
@@ -73,7 +73,7 @@ def test_a_query_with_nothing_to_find_is_nan() -> None:
         ("R@0", "R@1"),
     ],
 )
-def test_an_unknown_name_brings_the_nearest(name: str, suggestion: str) -> None:
+def test_an_unknown_name_suggests_the_nearest(name: str, suggestion: str) -> None:
     with pytest.raises(NearkinError, match=f"no metric '{name}'. Did you mean '{suggestion}'"):
         parse_metric(name)
 

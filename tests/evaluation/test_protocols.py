@@ -1,4 +1,4 @@
-"""A protocol is data: who is searched for where."""
+"""Protocols: which items are queries and which the gallery."""
 
 from typing import NamedTuple
 

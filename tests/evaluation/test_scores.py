@@ -1,4 +1,4 @@
-"""`evaluate` against the oracle and pytorch-metric-learning, and under what must not matter."""
+"""`evaluate` against the oracle and pytorch-metric-learning, and its invariances."""
 
 import math
 
@@ -14,7 +14,7 @@ from nearkin.space import Space
 
 
 def made(count: int, classes: int, *, seed: int, dim: int = 5, copies: int = 0) -> tuple[Tensor, Tensor]:
-    """Random points with random labels; some vectors repeat, whatever their class; some classes have one item."""
+    """Random points with random labels; some vectors repeat, in any class; some classes have one item."""
     rng = torch.Generator().manual_seed(seed)
     x = torch.randn(count, dim, generator=rng)
     x[torch.randperm(count, generator=rng)[:copies]] = x[torch.randint(count, (copies,), generator=rng)]
@@ -71,9 +71,7 @@ def test_both_ways_of_counting_agree_with_the_oracle(few: int, monkeypatch: pyte
 
 
 @pytest.mark.parametrize("metrics", [("R@1",), ("P@R", "MAP@R"), naive.METRICS])
-def test_the_gpu_s_way_of_counting_agrees_with_the_oracle(
-    metrics: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_counting_on_a_gpu_agrees_with_the_oracle(metrics: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     on_gpu = ranks_module._above_on_gpu
     monkeypatch.setattr(ranks_module, "_above", lambda block, scores, bound: on_gpu(block, scores, int(bound.max())))
     x, y = integers(50, 12, seed=10)
@@ -107,13 +105,13 @@ def test_the_order_of_the_items_does_not_matter_even_with_ties(space: Space) -> 
 
 @pytest.mark.parametrize("space", Space)
 @pytest.mark.parametrize("count", [7, 33, 1001])
-def test_embeddings_that_are_all_alike_score_nothing(space: Space, count: int) -> None:
+def test_identical_embeddings_score_zero(space: Space, count: int) -> None:
     x = torch.randn(64, generator=torch.Generator().manual_seed(1)).expand(count, 64)
     scores = evaluate(x, torch.arange(count) % 3, metrics=("R@1", "R@2", "P@R", "MAP@R", "nDCG@2"), space=space)
     assert set(scores.values()) == {0.0}
 
 
-def test_equal_vectors_tie_wherever_they_stand() -> None:
+def test_equal_vectors_tie_in_any_position() -> None:
     """A matrix product rounds equal columns differently; a copy of another class must still come first, always."""
     x = torch.randn(500, 64, generator=torch.Generator().manual_seed(2))
     x = x.repeat_interleave(2, 0)  # each vector under two classes
@@ -197,7 +195,7 @@ def test_precision_of_the_input() -> None:
     x, y = made(60, 10, seed=7)
     half = x.half()
     assert evaluate(half, y) == evaluate(half.float(), y)
-    # 1e-10 apart: told apart in float64 alone, where the nearest of each is its kin
+    # 1e-10 apart: told apart in float64 alone, where the nearest of each is of its class
     fine = torch.tensor([[1.0, 0.0], [1.0, 1e-10], [1.0, 3e-10], [1.0, 4e-10]], dtype=torch.float64)
     labels = torch.tensor([0, 0, 1, 1])
     assert evaluate(fine, labels, metrics=("R@1",), space="ball")["R@1"] == 0  # d² is 1e-20 there: all tied
@@ -211,7 +209,7 @@ def test_precision_of_the_input() -> None:
     )
 
 
-def test_gradients_numpy_and_lists_are_no_obstacle() -> None:
+def test_inputs_with_gradients_numpy_and_lists_are_accepted() -> None:
     x, y = made(30, 4, seed=1)
     expected = evaluate(x, y)
     assert evaluate(x.clone().requires_grad_(), y) == expected
@@ -288,7 +286,7 @@ def test_tf32_is_off_during_the_product_and_back_afterwards() -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("space", Space)
 @pytest.mark.parametrize("tf32", [False, True])
-def test_a_gpu_gives_the_same(space: Space, tf32: bool) -> None:
+def test_gpu_and_cpu_agree(space: Space, tf32: bool) -> None:
     x, y = made(300, 40, seed=11, dim=32, copies=100)
     z, w = made(200, 40, seed=12, dim=32)
     old = torch.backends.cuda.matmul.allow_tf32

@@ -1,4 +1,4 @@
-"""Statistics against naive loops and SciPy; what is said of too little; false alarms on data without a difference."""
+"""Statistics against naive loops and SciPy; results for too few values; false alarms on data without a difference."""
 
 import math
 import time
@@ -23,7 +23,7 @@ def test_summary_by_hand():
     assert s.error == pytest.approx(deviation / math.sqrt(3))
 
 
-def test_one_value_has_no_deviation_and_none_no_mean():
+def test_summary_of_one_value_and_of_none():
     one = summary([5.0])
     assert (one.n, one.mean) == (1, 5.0)
     assert math.isnan(one.deviation)
@@ -33,7 +33,7 @@ def test_one_value_has_no_deviation_and_none_no_mean():
     assert math.isnan(none.mean)
 
 
-def test_paired_t_is_scipys():
+def test_paired_t_equals_scipys():
     rng = np.random.default_rng(0)
     a, b = rng.normal(1, 1, 7), rng.normal(0, 1, 7)
     ours, theirs = paired_t(a, b), stats.ttest_rel(a, b)
@@ -59,7 +59,7 @@ def test_a_pair_with_a_gap_is_left_out():
         ([], [], 0),
     ],
 )
-def test_too_little_for_a_test_is_no_number(a, b, n):
+def test_too_few_pairs_give_nan(a, b, n):
     c = paired_t(a, b)
     assert c.n == n
     assert math.isnan(c.p)
@@ -129,7 +129,7 @@ def naive_bootstrap(values, labels, resamples, seed):
 
 
 @pytest.mark.parametrize("clustered", [False, True])
-def test_bootstrap_is_the_naive_one(clustered):
+def test_bootstrap_agrees_with_a_naive_one(clustered):
     rng = np.random.default_rng(3)
     labels = np.repeat(np.arange(12), rng.integers(1, 9, 12))
     values = rng.normal(0.3, 1, len(labels)) + rng.normal(0, 1, 12)[labels]
@@ -163,7 +163,7 @@ def test_bootstrap_leaves_out_queries_without_a_value_and_follows_its_seed():
     assert paired_bootstrap(a, b, rng=1) != paired_bootstrap(a, b, rng=2)
 
 
-def test_bootstrap_of_too_little_or_of_the_same():
+def test_bootstrap_of_too_few_or_constant_values():
     one = paired_bootstrap([1.0], [0.0])
     assert one.difference == 1.0
     assert math.isnan(one.p)
@@ -179,15 +179,15 @@ def test_bootstrap_of_too_little_or_of_the_same():
 
 
 def test_pairs_and_groups_of_other_lengths_are_refused():
-    with pytest.raises(NearkinError, match="as many values"):
+    with pytest.raises(NearkinError, match="same number of values"):
         paired_t([1.0, 2.0], [1.0])
-    with pytest.raises(NearkinError, match="as many values"):
+    with pytest.raises(NearkinError, match="same number of values"):
         paired_bootstrap([1.0, 2.0], [1.0])
-    with pytest.raises(NearkinError, match="a label a query"):
+    with pytest.raises(NearkinError, match="one label per query"):
         bootstrap([1.0, 2.0], groups=[1])
 
 
-def test_false_alarms_without_a_difference_are_about_as_many_as_promised():
+def test_the_rate_of_false_alarms_is_about_the_level():
     rng = np.random.default_rng(6)
     t = np.mean([paired_t(*rng.normal(size=(2, 5))).p < 0.05 for _ in range(600)])
     assert 0.025 < t < 0.08
@@ -236,7 +236,7 @@ def test_average_ranks_by_hand_and_by_scipy():
     assert r.groups == ((0, 1, 2), (2, 3))
 
 
-def test_groups_are_the_largest_sets_that_are_not_told_apart():
+def test_groups_are_the_largest_sets_without_a_significant_difference():
     blocks = [[5, 4, 3, 2, 1]] * 12
     r = average_ranks(blocks)
     assert 1 < r.critical < 2

@@ -15,11 +15,10 @@ from typing import Any, NamedTuple
 from nearkin.benchmark.suite import Part, Row, Suite
 from nearkin.errors import NearkinError
 from nearkin.files import Json
-from nearkin.methods.build import method
+from nearkin.methods.catalogue import method
 from nearkin.methods.losses import LOSSES
 from nearkin.methods.strategies import STRATEGIES
 from nearkin.networks.backbones import BACKBONES, natural_plan
-from nearkin.space import keeps_length
 from nearkin.spec import Call, nearest, parse
 from nearkin.training.plan import make_plan
 
@@ -123,7 +122,7 @@ def describe(settings: Mapping[str, Any], *, data: str) -> Json:
         "images_per_class": built.images_per_class if plan.images_per_class < 0 else plan.images_per_class,
         "head_lr": plan.head_lr or plan.lr,
         "own_seeds": plan.own_seeds and bool(plan.folds),
-        "short_start": plan.short_start and keeps_length(built.space),
+        "short_start": plan.short_start and built.space.norm_floor is None,
         "precision": settings.get("precision", "auto"),
     }
     return {name: _plain(value) for name, value in resolved.items() if name not in NEUTRAL}

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from nearkin.errors import NearkinError
-from nearkin.files import Json, read_tensors, whole_file, write_tensors
+from nearkin.files import Json, atomic_file, read_tensors, write_tensors
 
 LABELS = "labels"
 NEEDED = {"id", "seed", "scores"}
@@ -90,7 +90,7 @@ def merge(paths: Sequence[str | Path], out: str | Path) -> Merged:
             mine = kept.setdefault(key, record)
             mine["scores"] = {**record["scores"], **mine["scores"]}
         _copy_queries(path.parent, Path(out).parent)
-    with whole_file(Path(out)) as temporary:
+    with atomic_file(Path(out)) as temporary:
         temporary.write_text("".join(json.dumps(r, ensure_ascii=False) + "\n" for r in kept.values()), encoding="utf-8")
     return Merged(len(kept), tuple(conflicts))
 

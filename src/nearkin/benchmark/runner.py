@@ -22,7 +22,7 @@ from nearkin.data.datasets import DATASETS
 from nearkin.data.pixels.open import keep_images_open
 from nearkin.errors import NearkinError
 from nearkin.evaluation import DEFAULT_METRICS
-from nearkin.files import Json, provenance, read_json, write_json, writing
+from nearkin.files import Json, provenance, read_json, write_json, write_lock
 from nearkin.spec import nearest, parse
 from nearkin.training.launch import train
 from nearkin.training.measure_run import measure_run, query_values
@@ -105,7 +105,7 @@ def bench(
     sheet = expand(load_suite(suite), seeds=seeds, rows=rows, settings=settings)
     places = _places(sheet.suite, data)
     Path(out).mkdir(parents=True, exist_ok=True)
-    with keep_images_open(), writing(Path(out)):  # two at once would make every run twice
+    with keep_images_open(), write_lock(Path(out)):  # two at once would make every run twice
         return _bench(sheet, _Runner(Path(out), places, queries, reporter or Reporter()), clock)
 
 

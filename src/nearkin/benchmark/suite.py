@@ -51,7 +51,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from nearkin.errors import NearkinError
-from nearkin.evaluation import CLUSTERING, parse_metric
+from nearkin.evaluation import parse_metric
 from nearkin.methods.losses import LOSSES
 from nearkin.methods.strategies import STRATEGIES
 from nearkin.spec import fits, nearest, parse, words
@@ -405,8 +405,7 @@ def _metric(name: Any, where: str) -> None:
     """Refuse what is no metric; words may stand behind its name."""
     metric = RunMetric.parse(name).metric if isinstance(name, str) else name
     try:
-        if metric not in CLUSTERING:
-            parse_metric(metric)
+        parse_metric(metric)
     except (NearkinError, TypeError) as error:
         raise NearkinError(f"In {where}: {error}") from None
 

@@ -2,11 +2,11 @@
 
 NMI and AMI are scikit-learn's with arithmetic averaging. F1 is the pairwise one of the lifted-structure evaluation
 (Song et al., Deep metric learning via lifted structured feature embedding, CVPR 2016): over all pairs of items, a pair
-in one cluster is a true positive if it is of one class.
+in one cluster is a true positive if both are of one class.
 """
 
 import warnings
-from collections.abc import Iterable
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -19,53 +19,47 @@ from nearkin.space import Space
 
 STARTS = 10
 WORK = 20_000_000
-"""Items × clusters × starts: a problem beyond a tenth of it gets fewer starts than ten, but at least one."""
+"""Limit of items × clusters × starts: a problem beyond a tenth of it gets fewer than ten starts, but at least one."""
 
 
-def clustering_scores(
-    points: Tensor, labels: Tensor, *, metrics: Iterable[str], space: Space, seed: int
-) -> dict[str, float]:
-    """The asked-for of NMI, AMI and F1, in percent, of k-means on the points [N, D] against their classes [N]."""
-    from sklearn.metrics import adjusted_mutual_info_score, normalized_mutual_info_score
-
-    measures = {"NMI": normalized_mutual_info_score, "AMI": adjusted_mutual_info_score, "F1": pairwise_f1}
+def cluster(points: Tensor, labels: Tensor, *, space: Space, seed: int) -> tuple[NDArray[Any], NDArray[Any]]:
+    """The class [N] and the cluster [N] of each point [N, D], with as many clusters as classes."""
     classes = np.unique(labels.cpu().numpy(), return_inverse=True)[1]
-    clusters = k_means(space.project(points).cpu().numpy(), int(classes.max()) + 1, seed=seed)
-    return {name: 100 * float(measures[name](classes, clusters)) for name in metrics}
+    return classes, k_means(space.project(points).cpu().numpy(), int(classes.max()) + 1, seed=seed)
 
 
 def starts_for(items: int, clusters: int) -> int:
-    """How often k-means begins anew."""
+    """The number of k-means starts."""
     return max(1, min(STARTS, WORK // (items * clusters)))
 
 
 def k_means(points: NDArray[Any], clusters: int, *, seed: int) -> NDArray[Any]:
     """The cluster of each point [N]: the best of several starts of scikit-learn's k-means, greedily seeded.
 
-    The seeding (k-means++ with several candidates a centre) takes most of the time and is what decides: where classes
-    have few items, random centres find half the pairs of a class that it finds, as does mini-batch k-means.
+    The seeding (k-means++ with several candidates per centre) takes most of the time and decides the result: for
+    classes of few items, random centres find half the same-class pairs that it finds, as does mini-batch k-means.
     """
     from sklearn.cluster import KMeans, kmeans_plusplus
     from sklearn.exceptions import ConvergenceWarning
     from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
-    exact = points.astype(np.float64)  # the seeding is in double precision anyway: not to be converted for each centre
+    exact = points.astype(np.float64)  # converted once here, not by the seeding for each centre
 
     def start(state: int) -> Any:
         centres, _ = kmeans_plusplus(exact, clusters, random_state=state)
         return KMeans(clusters, init=centres, n_init=1, random_state=state).fit(points)
 
     def start_on_one_core(state: int) -> Any:
-        with threadpool_limits(1, user_api="openmp"):  # OpenMP keeps it by thread, BLAS for all
+        with threadpool_limits(1, user_api="openmp"):  # OpenMP's limit is per thread, BLAS's global
             return start(state)
 
     states = [int(state) for state in np.random.SeedSequence(seed).generate_state(starts_for(len(points), clusters))]
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ConvergenceWarning)  # fewer distinct points than clusters: the score tells
+        warnings.simplefilter("ignore", ConvergenceWarning)  # fewer distinct points than clusters: the score shows it
         if len(states) == 1:
             return np.asarray(start(states[0]).labels_)
         workers = min(len(states), torch.get_num_threads())
-        # A start's products are small: a core a start, not all for each. Threads of BLAS within those would get stuck.
+        # A start's products are small: one core per start. BLAS threads inside these threads could hang.
         with threadpool_limits(1, user_api="blas"), ThreadPoolExecutor(workers) as pool:
             fits = list(pool.map(start_on_one_core, states))
     return np.asarray(min(fits, key=lambda fit: fit.inertia_).labels_)
@@ -81,3 +75,19 @@ def pairwise_f1(classes: NDArray[Any], clusters: NDArray[Any]) -> float:
     both = pairs(classes.astype(np.int64) * (int(clusters.max()) + 1) + clusters)
     either = pairs(classes) + pairs(clusters)
     return 2 * both / either if either else 0.0
+
+
+def _nmi(classes: NDArray[Any], clusters: NDArray[Any]) -> float:
+    from sklearn.metrics import normalized_mutual_info_score
+
+    return float(normalized_mutual_info_score(classes, clusters))
+
+
+def _ami(classes: NDArray[Any], clusters: NDArray[Any]) -> float:
+    from sklearn.metrics import adjusted_mutual_info_score
+
+    return float(adjusted_mutual_info_score(classes, clusters))
+
+
+CLUSTERING: dict[str, Callable[[NDArray[Any], NDArray[Any]], float]] = {"NMI": _nmi, "AMI": _ami, "F1": pairwise_f1}
+"""Name → score from 0 to 1 of the classes [N] and the clusters [N]."""

@@ -1,4 +1,5 @@
-"""Retrieval metrics: short functions of the ranks of a query's relevant items, in percent.
+"""All metrics by name, in percent. A retrieval metric is a short function of the ranks of a query's relevant items, a
+clustering metric (NMI, AMI, F1; see `clustering`) one of the classes and the clusters found.
 
 With r_1 < r_2 < … the ranks of the relevant items, R their number and k the search length (k = R in P@R and MAP@R):
 
@@ -13,29 +14,46 @@ P@k and MAP@k divide by k even where R < k: they cannot reach 100 then. nDCG@k c
 import difflib
 import re
 from collections.abc import Callable, Iterable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from nearkin.errors import NearkinError
+from nearkin.evaluation.clustering import CLUSTERING
 from nearkin.evaluation.positive_ranks import Depth, Ranks
 
 DEFAULT_METRICS = ("R@1", "R@2", "R@4", "R@8", "P@R", "MAP@R", "nDCG@10")
-CLUSTERING = ("NMI", "AMI", "F1")
 
 
-class Metric(NamedTuple):
-    """A retrieval metric and its search length."""
+class RetrievalMetric(NamedTuple):
+    """A metric with a value per query, and its search length."""
 
     name: str
     function: Callable[[Ranks, Tensor], Tensor]
     k: int | None  # None: R, the number of the query's relevant items
+    per_query: bool = True
 
     def values(self, ranks: Ranks) -> Tensor:
         """Percent per query [B], float64; NaN where a query has no relevant item."""
         k = ranks.relevant if self.k is None else torch.full_like(ranks.relevant, self.k)
         return torch.where(ranks.relevant > 0, 100 * self.function(ranks, k), torch.nan)
+
+
+class ClusteringMetric(NamedTuple):
+    """A metric of all items together."""
+
+    name: str
+    function: Callable[[NDArray[Any], NDArray[Any]], float]
+    per_query: bool = False
+
+    def value(self, classes: NDArray[Any], clusters: NDArray[Any]) -> float:
+        """Percent, for the class and the cluster of each item [N]."""
+        return 100 * float(self.function(classes, clusters))
+
+
+Metric = RetrievalMetric | ClusteringMetric
 
 
 def recall(ranks: Ranks, k: Tensor) -> Tensor:
@@ -55,7 +73,7 @@ def average_precision(ranks: Ranks, k: Tensor) -> Tensor:
 
 
 def ndcg(ranks: Ranks, k: Tensor) -> Tensor:
-    """The discounted gain of the k nearest over that of the best ranking there could be."""
+    """The discounted gain of the k nearest over that of an ideal ranking."""
     gain = torch.where(ranks.rank <= k[:, None], _discount(ranks.rank), 0).sum(1)
     best = _discount(torch.arange(1, ranks.rank.shape[1] + 1, device=k.device)).cumsum(0)
     return gain / best[torch.minimum(ranks.relevant, k).clamp_min(1) - 1]
@@ -71,10 +89,12 @@ _LONG_NAMES = {"recall": "R", "precision": "P"}
 
 
 def parse_metric(name: str) -> Metric:
-    """The retrieval metric of that name: R@k, P@k, MAP@k, nDCG@k for any k from 1, P@R, MAP@R."""
+    """The metric of that name: R@k, P@k, MAP@k, nDCG@k for any k from 1, P@R, MAP@R, NMI, AMI, F1."""
+    if name in CLUSTERING:
+        return ClusteringMetric(name, CLUSTERING[name])
     found = re.fullmatch(r"(\w+)@([1-9][0-9]{0,8}|R)", name)
     if found and found[1] in _FAMILIES and (found[2] != "R" or name in _TO_R):
-        return Metric(name, _FAMILIES[found[1]], None if found[2] == "R" else int(found[2]))
+        return RetrievalMetric(name, _FAMILIES[found[1]], None if found[2] == "R" else int(found[2]))
     raise NearkinError(
         f"There is no metric {name!r}.{_suggestion(name)} There are: R@k, P@k, MAP@k and nDCG@k for any k from 1, "
         f"{', '.join(_TO_R)}, {', '.join(CLUSTERING)}."
@@ -82,7 +102,7 @@ def parse_metric(name: str) -> Metric:
 
 
 def _suggestion(name: str) -> str:
-    """The nearest name that exists, whatever its case; long names are understood, too."""
+    """The nearest name that exists, ignoring case; "recall" and "precision" stand for R and P."""
     family, at, length = name.partition("@")
     k = length if re.fullmatch(r"[1-9][0-9]{0,8}", length) else "1"
     names = [f"{known}@{k}" for known in _FAMILIES] + [*_TO_R, *CLUSTERING]
@@ -92,14 +112,14 @@ def _suggestion(name: str) -> str:
     return f" Did you mean {lower[close[0]]!r}?" if close else ""
 
 
-def depth_of(metrics: Iterable[Metric]) -> Depth:
+def depth_of(metrics: Iterable[RetrievalMetric]) -> Depth:
     """How far down the ranking these metrics look."""
     lengths = [m.k for m in metrics]
     return Depth(max((k for k in lengths if k is not None), default=1), None in lengths)
 
 
 def by_class(values: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """The class labels in ascending order [C] and the mean of their queries' values [C], NaN where none counts."""
+    """The class labels in ascending order [C] and the mean of their queries' values [C], NaN without any value."""
     classes, number = torch.unique(labels.to(values.device), return_inverse=True)
     counted = ~values.isnan()
     total = values.new_zeros(len(classes)).index_add_(0, number[counted], values[counted])

@@ -1,12 +1,12 @@
-"""Where a query's relevant items stand in its ranking: all that a retrieval metric needs to know.
+"""The ranks of each query's relevant items: all that a retrieval metric needs.
 
-Blocks of similarities (some queries × the whole gallery) are streamed; in each, one counts how many items of other
-classes score at least as high as each relevant item. Nothing is sorted but the few items that matter, and nothing of
-the size queries × gallery is ever held.
+Blocks of similarities (some queries × the whole gallery) are streamed. In each block the items of other classes that
+score at least as high as each relevant item are counted. Only the few items that matter are sorted, and no queries ×
+gallery matrix is ever held.
 
-The tie rule: an item of another class that scores exactly as high as a relevant item stands BEFORE it. So ranks depend
-neither on the order of the gallery nor on luck, and embeddings that are all alike score 0, not 100. Matrix products
-may round equal columns differently, so gallery items with equal vectors are made to score equal.
+The tie rule: an item of another class that scores exactly as high as a relevant item is ranked BEFORE it. So ranks do
+not depend on the order of the gallery, and identical embeddings score 0, not 100. Matrix products may round equal
+columns differently, so gallery items with equal vectors are given equal scores.
 """
 
 import threading
@@ -21,62 +21,60 @@ from torch import Tensor
 
 from nearkin.space import Space
 
-"""Where an inner product alone does not order a gallery."""
-
 BEYOND = 2**40
-"""Added to the rank of an item that lies beyond the depth asked for: larger than any gallery."""
+"""Added to the rank of an item below the requested depth: larger than any gallery."""
 
 FEW = 8
-"""Up to so many relevant items it is cheaper on a CPU to count for each than to find the top of the row first."""
+"""Up to this many relevant items, counting for each one is cheaper on a CPU than finding the top of the row first."""
 
 
 class Sides(NamedTuple):
-    """Who is searched for where. Both sides lie on one device, in one dtype, float32 or float64."""
+    """Queries and the gallery they search, on one device, in one dtype (float32 or float64)."""
 
     queries: Tensor  # [Q, D]
     query_labels: Tensor  # [Q] int64
     gallery: Tensor  # [G, D]
     gallery_labels: Tensor  # [G] int64
-    own: Tensor  # [Q] int64: where the query itself stands in the gallery, -1 where it does not
+    self_row: Tensor  # [Q] int64: the query's own row in the gallery, -1 if it is not there
 
 
 class Depth(NamedTuple):
-    """How far down a ranking matters: to place k, and with `r` to place R, the number of the query's relevant items."""
+    """How far down a ranking matters: to rank k, and with `r` to rank R, the number of the query's relevant items."""
 
     k: int
     r: bool
 
     def of(self, relevant: Tensor) -> Tensor:
-        """The last place that matters, per query."""
+        """The last rank that matters, per query."""
         return relevant.clamp_min(self.k) if self.r else torch.full_like(relevant, self.k)
 
 
 class Ranks(NamedTuple):
-    """The places of the relevant items of B queries."""
+    """The ranks of the relevant items of B queries."""
 
     rank: Tensor  # [B, M ≥ min(R, depth)] int64, ascending, 1 the nearest; exact to the depth, below it just larger
-    relevant: Tensor  # [B] int64: R, how many relevant items there are
+    relevant: Tensor  # [B] int64: R, the number of relevant items
 
 
 class _Gallery(NamedTuple):
     points: Tensor  # [G, D] sorted by class, so that a query's relevant items are neighbouring columns of a block
-    first: Tensor  # [Q] the column where the query's class begins
-    size: Tensor  # [Q] how many columns it has
-    own: Tensor  # [Q] the query's own column, -1 where it has none
+    first: Tensor  # [Q] the first column of the query's class
+    size: Tensor  # [Q] the number of its columns
+    self_column: Tensor  # [Q] the query's own column, -1 if it has none
     copies: Tensor  # columns with the same vector as an earlier one
     originals: Tensor  # that earlier one
 
 
 def count_relevant(sides: Sides) -> Tensor:
-    """How many relevant items each query has in the gallery [Q], itself not counted."""
+    """The number of relevant items each query has in the gallery [Q], not counting itself."""
     _, size = _classes(sides.query_labels, sides.gallery_labels.sort().values)
-    return size - (sides.own >= 0).long()
+    return size - (sides.self_row >= 0).long()
 
 
 def stream_ranks(sides: Sides, *, space: Space, depth: Depth) -> Iterator[tuple[slice, Ranks]]:
-    """For one block of queries after another: which queries, and the ranks of their relevant items."""
+    """Yield, block by block, the slice of queries and the ranks of their relevant items."""
     gallery = _arrange(sides, space)
-    relevant = gallery.size - (gallery.own >= 0).long()
+    relevant = gallery.size - (gallery.self_column >= 0).long()
     bound = depth.of(relevant).clamp_max(len(gallery.points))
     widest, deepest = int(gallery.size.max()), int(bound.max())
 
@@ -96,7 +94,7 @@ def stream_ranks(sides: Sides, *, space: Space, depth: Depth) -> Iterator[tuple[
 
 
 def _run(work: Callable[[slice, Tensor], Ranks], parts: list[slice], points: Tensor, workers: int) -> Iterator[Ranks]:
-    """The work on each part, in order. Each worker has a block of its own and, if there are several, one core."""
+    """Yield the result of each slice, in order. Each worker has its own block and, if there are several, one core."""
     mine = threading.local()
 
     def task(part: slice) -> Ranks:
@@ -115,7 +113,7 @@ def _run(work: Callable[[slice, Tensor], Ranks], parts: list[slice], points: Ten
 
 
 def _arrange(sides: Sides, space: Space, chunk: int = 8192) -> _Gallery:
-    """The gallery as points of the space, sorted by class; chunk by chunk, so that one copy of it is all it takes."""
+    """The gallery as points of the space, sorted by class; in chunks, so that memory holds only one copy of it."""
     labels, order = sides.gallery_labels.sort()
     width = sides.gallery.shape[1] + space.by_distance
     points = sides.gallery.new_empty(len(order), width)
@@ -124,12 +122,12 @@ def _arrange(sides: Sides, space: Space, chunk: int = 8192) -> _Gallery:
         points[part] = _points(sides.gallery[order[part]], space, query=False)
     column = torch.empty_like(order)
     column[order] = torch.arange(len(order), device=order.device)
-    own = torch.where(sides.own >= 0, column[sides.own.clamp_min(0)], -1)
-    return _Gallery(points, *_classes(sides.query_labels, labels), own, *_copies(points))
+    self_column = torch.where(sides.self_row >= 0, column[sides.self_row.clamp_min(0)], -1)
+    return _Gallery(points, *_classes(sides.query_labels, labels), self_column, *_copies(points))
 
 
 def _classes(query_labels: Tensor, sorted_labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Where each query's class begins among the sorted labels, and its size there."""
+    """The position of each query's class in the sorted labels, and its size."""
     first = torch.searchsorted(sorted_labels, query_labels.contiguous())
     return first, torch.searchsorted(sorted_labels, query_labels.contiguous(), right=True) - first
 
@@ -147,11 +145,11 @@ def _points(v: Tensor, space: Space, *, query: bool) -> Tensor:
 
 
 def _fingerprint(points: Tensor) -> Tensor:
-    """A 64-bit hash of each row's bits [G]: integer sums, so the same wherever and in whatever order it is computed."""
+    """A 64-bit hash of each row's bits [G], from integer sums, so independent of device and order of summation."""
     points = points + 0.0  # -0.0 becomes 0.0
     if points.dtype == torch.float64:
         bits = points.view(torch.int64)
-        bits = bits ^ (bits >> 32)  # as the sign of an int32 does by itself: into the low half, or it hardly mixes
+        bits = bits ^ (bits >> 32)  # mix the high half into the low one, as sign extension does for int32
     else:
         bits = points.view(torch.int32).long()
     salt = torch.arange(1, points.shape[1] + 1, device=points.device) * 0x2545F4914F6CDD1D
@@ -160,8 +158,8 @@ def _fingerprint(points: Tensor) -> Tensor:
 
 
 def _copies(points: Tensor) -> tuple[Tensor, Tensor]:
-    """The rows that repeat an earlier one, and for each the row it repeats."""
-    rough = _fingerprint(points[:, :4])  # most vectors differ in their first numbers already
+    """The rows that repeat an earlier row, and the row that each repeats."""
+    rough = _fingerprint(points[:, :4])  # most vectors already differ in their first numbers
     _, number, times = torch.unique(rough, return_inverse=True, return_counts=True)
     suspects = (times[number] > 1).nonzero().flatten()
     keys = torch.cat([_fingerprint(points[part]) for part in torch.split(suspects, 4096)])
@@ -172,10 +170,10 @@ def _copies(points: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _split_work(points: Tensor, widest: int, queries: int) -> tuple[int, int]:
-    """How many workers, and how many queries a block: some 256 MB in all (512 MB on a GPU), but at least 64 queries.
+    """Number of workers and of queries per block: some 256 MB in all (512 MB on a GPU), but at least 64 queries.
 
-    A worker for each core keeps all busy where a product by all cores and counting in turn does not; a gallery too
-    large for so many blocks gets one worker, whose product uses all cores.
+    One worker per core keeps all cores busy, unlike a product by all cores followed by counting on one. A gallery too
+    large for that many blocks gets one worker, whose product uses all cores.
     """
     bytes_per_row = len(points) * points.element_size() + 32 * widest
     fitting = (2**29 if points.is_cuda else 2**28) // bytes_per_row
@@ -185,7 +183,7 @@ def _split_work(points: Tensor, widest: int, queries: int) -> tuple[int, int]:
 
 
 def _product(x: Tensor, v: Tensor, *, out: Tensor) -> None:
-    """x·vᵀ in full precision. On a CPU by NumPy, whose BLAS was measured up to half as fast again as torch's."""
+    """x·vᵀ in full precision. On a CPU by NumPy, whose BLAS was measured up to 1.5 times as fast as torch's."""
     if not out.is_cuda:
         np.dot(x.numpy(), v.numpy().T, out=out.numpy())
         return
@@ -195,7 +193,7 @@ def _product(x: Tensor, v: Tensor, *, out: Tensor) -> None:
 
 @contextmanager
 def _no_tf32() -> Iterator[None]:
-    """Ten bits of mantissa would make ties of what is none. Whichever of torch's two switches was used is put back."""
+    """Switch TF32 off: its ten bits of mantissa would create ties. Restores whichever of torch's switches was set."""
     matmul = torch.backends.cuda.matmul
     if matmul.fp32_precision != "tf32":
         yield
@@ -204,7 +202,7 @@ def _no_tf32() -> Iterator[None]:
     off: bool | str = False
     try:
         old = getattr(matmul, name)
-    except RuntimeError:  # the user set the newer switch, and reading the older one is an error then
+    except RuntimeError:  # the newer switch was set; reading the older one is an error then
         name, old, off = "fp32_precision", "tf32", "ieee"
     setattr(matmul, name, off)
     try:
@@ -214,21 +212,21 @@ def _no_tf32() -> Iterator[None]:
 
 
 def _take_relevant(block: Tensor, gallery: _Gallery, part: slice, widest: int) -> Tensor:
-    """The scores of each query's relevant items [B, widest], best first, −inf where there are fewer.
+    """The scores of each query's relevant items [B, widest], best first, padded with −inf.
 
-    They and the query itself are taken out of the block (−inf): what is left there are items of other classes.
+    They and the query itself are removed from the block (set to −inf), which leaves the items of other classes.
     """
-    first, size, own = gallery.first[part, None], gallery.size[part, None], gallery.own[part, None]
+    first, size, itself = gallery.first[part, None], gallery.size[part, None], gallery.self_column[part, None]
     step = torch.arange(widest, device=block.device)
     columns = (first + torch.where(step < size, step, 0)).clamp_max(block.shape[1] - 1)
-    relevant = (step < size) & (columns != own)
+    relevant = (step < size) & (columns != itself)
     scores = torch.where(relevant, block.gather(1, columns), -torch.inf)
     block.scatter_(1, columns, -torch.inf)
     return scores.sort(dim=1, descending=True).values
 
 
 def _above_on_gpu(block: Tensor, scores: Tensor, deepest: int) -> Tensor:
-    """How many items of the block score at least as high as each score; `deepest` stands for that many or more."""
+    """The number of items in the block that score at least as high as each score, at most `deepest`."""
     top = block.topk(deepest, dim=1).values
     return torch.searchsorted(-top, -scores, right=True)
 
@@ -246,6 +244,6 @@ def _above(block: Tensor, scores: Tensor, bound: Tensor) -> Tensor:
             continue
         for place, score in enumerate(wanted):
             result[place] = np.count_nonzero(row >= score)
-            if result[place] + place >= last:  # it lies below the bound, and so do the rest
+            if result[place] + place >= last:  # it is below the bound, and so are the rest
                 break
     return above

@@ -1,5 +1,7 @@
-"""`evaluate`: embeddings and labels in, percentages out."""
-# MERGED: Who is searched for where, as data: ids of the queries, ids of the gallery, and whether an item may find itself.
+"""`evaluate`: embeddings and labels in, percentages out; `evaluate_under`: the same for a data set's protocol.
+
+A protocol is data: the ids of the queries, the ids of the gallery, and whether an item may find itself.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -10,8 +12,8 @@ import torch
 from torch import Tensor
 
 from nearkin.errors import NearkinError
-from nearkin.evaluation.clustering import clustering_scores
-from nearkin.evaluation.metrics import CLUSTERING, DEFAULT_METRICS, Metric, depth_of, parse_metric
+from nearkin.evaluation.clustering import cluster
+from nearkin.evaluation.metrics import DEFAULT_METRICS, ClusteringMetric, RetrievalMetric, depth_of, parse_metric
 from nearkin.evaluation.positive_ranks import Sides, count_relevant, stream_ranks
 from nearkin.space import Space, at_least_float32
 
@@ -21,8 +23,8 @@ Progress = Callable[[int, int], None]
 class Scores(dict[str, float]):
     """Metric name → percent (0 to 100), the mean over the queries that count."""
 
-    queries: int  # how many queries count
-    left_out: int  # how many do not, having no relevant item
+    queries: int  # number of queries that count
+    left_out: int  # number of queries without a relevant item, which do not count
 
     def __init__(self, values: dict[str, float], *, queries: int, left_out: int) -> None:
         super().__init__(values)
@@ -67,11 +69,11 @@ def evaluate(
     seed: int = 0,
     progress: Progress | None = None,
 ) -> Scores | dict[str, Tensor]:
-    """Search each embedding [Q, D] among all others, or in a gallery [G, D], and score what is found.
+    """Search each embedding [Q, D] among all others, or in a gallery [G, D], and score the ranking.
 
     `metrics` are names such as R@1, P@10, P@R, MAP@R, MAP@10, nDCG@10, NMI, AMI, F1. With `per_query` each retrieval
     metric is a tensor [Q] on the CPU, NaN where a query has no relevant item. NMI, AMI and F1 cluster all items,
-    queries and gallery together, by k-means seeded with `seed`. `progress` is called with (queries done, of how many).
+    queries and gallery together, by k-means seeded with `seed`. `progress` is called with (queries done, queries).
     """
     if (gallery is None) != (gallery_labels is None):
         raise NearkinError("A gallery needs its labels and gallery_labels need their gallery: give both or neither.")
@@ -94,11 +96,11 @@ def checked(embeddings: Tensor, labels: Tensor, *, what: str) -> tuple[Tensor, T
     v, y = torch.as_tensor(embeddings).detach(), torch.as_tensor(labels).detach()
     if v.ndim != 2 or not v.numel():
         raise NearkinError(
-            f"The {what} must be a matrix, one row for each item, and not empty: its shape is {tuple(v.shape)}."
+            f"The {what} must be a matrix, one row per item, and not empty: its shape is {tuple(v.shape)}."
         )
     if y.ndim != 1 or len(y) != len(v):
         raise NearkinError(
-            f"The {what} have {len(v)} rows but the shape of their labels is {tuple(y.shape)}: give one label a row."
+            f"The {what} have {len(v)} rows but the shape of their labels is {tuple(y.shape)}: give one label per row."
         )
     if y.is_floating_point() or y.is_complex():
         raise NearkinError(
@@ -120,13 +122,13 @@ def score(
     sides: Sides, *, metrics: Sequence[str], per_query: bool, space: Space, seed: int, progress: Progress | None
 ) -> Scores | dict[str, Tensor]:
     """Score checked sides: the values of each query, or their means and the clustering metrics."""
-    names = [metrics] if isinstance(metrics, str) else list(metrics)
-    if not names:
+    asked = [parse_metric(name) for name in ([metrics] if isinstance(metrics, str) else metrics)]
+    if not asked:
         raise NearkinError("No metric was asked for: name one, for example R@1.")
-    clustering = [name for name in names if name in CLUSTERING]
+    retrieval = [metric for metric in asked if isinstance(metric, RetrievalMetric)]
+    clustering = [metric for metric in asked if isinstance(metric, ClusteringMetric)]
     if per_query and clustering:
-        raise NearkinError(f"{clustering[0]} has no value per query: leave it out, or ask without per_query.")
-    retrieval = [parse_metric(name) for name in names if name not in CLUSTERING]
+        raise NearkinError(f"{clustering[0].name} has no value per query: leave it out, or ask without per_query.")
     counted = int((count_relevant(sides) > 0).sum())
     if retrieval and not counted:
         raise NearkinError(
@@ -137,12 +139,15 @@ def score(
         return values
     scores = {name: float(value.nanmean()) for name, value in values.items()}
     if clustering:
-        scores |= clustering_scores(*_all_items(sides), metrics=clustering, space=space, seed=seed)
+        found = cluster(*_all_items(sides), space=space, seed=seed)
+        scores |= {metric.name: metric.value(*found) for metric in clustering}
     total = len(sides.query_labels)
-    return Scores({name: scores[name] for name in names}, queries=counted, left_out=total - counted)
+    return Scores({metric.name: scores[metric.name] for metric in asked}, queries=counted, left_out=total - counted)
 
 
-def _per_query(sides: Sides, metrics: list[Metric], *, space: Space, progress: Progress | None) -> dict[str, Tensor]:
+def _per_query(
+    sides: Sides, metrics: list[RetrievalMetric], *, space: Space, progress: Progress | None
+) -> dict[str, Tensor]:
     total = len(sides.query_labels)
     values = {m.name: torch.empty(total, dtype=torch.float64, device=sides.queries.device) for m in metrics}
     for part, ranks in stream_ranks(sides, space=space, depth=depth_of(metrics)):
@@ -154,8 +159,8 @@ def _per_query(sides: Sides, metrics: list[Metric], *, space: Space, progress: P
 
 
 def _all_items(sides: Sides) -> tuple[Tensor, Tensor]:
-    """Queries and gallery together, each item once, with their labels: what papers cluster is the whole test set."""
-    alone = sides.own < 0
+    """Queries and gallery together, each item once, with their labels: papers cluster the whole test set."""
+    alone = sides.self_row < 0
     if not alone.any():
         return sides.gallery, sides.gallery_labels
     return (
@@ -166,15 +171,15 @@ def _all_items(sides: Sides) -> tuple[Tensor, Tensor]:
 
 @dataclass(frozen=True)
 class Protocol:
-    """Ids are row numbers of the embeddings; an item may stand on both sides, or on none."""
+    """Which rows of the embeddings are queries and which are the gallery; an item may be in both, or in neither."""
 
     query: Tensor  # [Q] int64
     gallery: Tensor  # [G] int64
-    drop_self: bool = True  # an item on both sides never finds itself; without it, it counts as two items
+    drop_self: bool = True  # a query never finds itself in the gallery; False: it counts as another item there
 
 
 class Labelled(Structure):
-    """What a protocol is made from: labels, and masks where the data set names its queries and its gallery."""
+    """Labels, and masks if the data set names its queries and its gallery."""
 
     @property
     def labels(self) -> Tensor: ...  # [N] int64
@@ -190,7 +195,7 @@ def leave_self_out(count: int) -> Protocol:
 
 
 def protocol_of(images: Labelled) -> Protocol:
-    """Query/gallery where the images name both, else leave-self-out."""
+    """Query/gallery if the images name both, else leave-self-out."""
     if images.query is None and images.gallery is None:
         return leave_self_out(len(images.labels))
     if images.query is None or images.gallery is None:
@@ -237,7 +242,7 @@ def evaluate_under(
     seed: int = 0,
     progress: Progress | None = None,
 ) -> Scores | dict[str, Tensor]:
-    """As `evaluate`, from embeddings [N, D] and labels [N] of all items; `per_query` in the order of protocol.query."""
+    """`evaluate` with embeddings [N, D] and labels [N] of all items; `per_query` in the order of protocol.query."""
     x, y = checked(embeddings, labels, what="embeddings")
     sides = _sides(protocol, x, y)
     return score(sides, metrics=metrics, per_query=per_query, space=Space(space), seed=seed, progress=progress)
@@ -248,18 +253,15 @@ def _sides(protocol: Protocol, x: Tensor, y: Tensor) -> Sides:
     place = torch.full_like(y, -1)
     if protocol.drop_self:
         place[gallery] = torch.arange(len(gallery), device=y.device)
-    own = place[query]
-    return Sides(_rows(x, query), y[query], _rows(x, gallery), y[gallery], own)
+    return Sides(_rows(x, query), y[query], _rows(x, gallery), y[gallery], place[query])
 
 
 def _checked_ids(ids: Tensor, count: int) -> Tensor:
     if not len(ids) or int(ids.min()) < 0 or int(ids.max()) >= count or len(torch.unique(ids)) != len(ids):
-        raise NearkinError(
-            f"A protocol's ids must be some of the rows 0 to {count - 1}, each at most once: check who made it."
-        )
+        raise NearkinError(f"A protocol's ids must be some of the rows 0 to {count - 1}, each at most once.")
     return ids
 
 
 def _rows(x: Tensor, ids: Tensor) -> Tensor:
-    """Those rows; x itself where they are all of it, in order, since a large gallery is better not copied."""
+    """The rows with these ids; x itself if they are all rows in order, to avoid copying a large gallery."""
     return x if len(ids) == len(x) and bool((ids == torch.arange(len(x), device=x.device)).all()) else x[ids]

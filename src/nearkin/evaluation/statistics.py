@@ -1,13 +1,13 @@
-"""Whether a difference is one: means and their errors, paired tests over seeds, bootstrap over queries and classes.
+"""Is a difference significant? Means and their errors, paired tests over seeds, bootstrap over queries and classes.
 
-A value that is not there (a query without relevant items, a run that was not made) is NaN and is left out; in a paired
-comparison the pair is. What cannot be said from so little is NaN, never a number that looks like an answer: the
+A missing value (a query without relevant items, a run that was not made) is NaN and is left out; in a paired
+comparison the pair is. A result that cannot be computed is NaN, never a number that looks like an answer: the
 deviation of one value, the test of one pair, a t-test of differences that are all the same.
 
 Which test for what: seeds are independent trainings, so `paired_t` over seeds tells whether a *method* is better. One
 pair of trained models on the same test set is compared by `paired_bootstrap`: this *model* against that one. Queries
-of a class succeed and fail together, so where a class has many, resample classes (`groups`): resampling queries alone
-finds differences that are not there.
+of a class succeed and fail together, so if a class has many, resample classes (`groups`): resampling queries alone
+finds differences that do not exist.
 """
 
 import math
@@ -28,25 +28,25 @@ _AT_ONCE = 2**21  # draws held in memory at a time
 
 
 class Summary(NamedTuple):
-    """Values in short; the deviation is that of a sample (n − 1), the error that of the mean."""
+    """Number, mean, sample standard deviation (n − 1) and standard error of the mean."""
 
     n: int
-    mean: float  # NaN of no values
-    deviation: float  # NaN of fewer than two
+    mean: float  # NaN without values
+    deviation: float  # NaN for fewer than two
     error: float
 
 
 class Interval(NamedTuple):
-    """A mean and where it may lie."""
+    """A mean and its confidence interval."""
 
-    n: int  # units that were resampled: queries, or classes
+    n: int  # resampled units: queries, or classes
     mean: float
     low: float
     high: float
 
 
 class Comparison(NamedTuple):
-    """How far a lies above b, over pairs."""
+    """The difference a − b over pairs."""
 
     n: int  # pairs: seeds, queries, or classes
     difference: float  # mean of a − b
@@ -61,13 +61,13 @@ class AverageRanks(NamedTuple):
 
     blocks: int
     ranks: Floats  # [methods] 1 is best; ties share their mean rank
-    p: float  # Friedman's test that all methods are alike; NaN of fewer than three methods or two blocks
-    critical: float  # Nemenyi: ranks that differ by less are not told apart
-    groups: tuple[tuple[int, ...], ...]  # methods, best first, of which none is told apart; largest such sets of two up
+    p: float  # Friedman's test of "all methods are equal"; NaN for fewer than three methods or two blocks
+    critical: float  # Nemenyi: ranks that differ by less are not significantly different
+    groups: tuple[tuple[int, ...], ...]  # largest sets of methods, best first, without a significant difference
 
 
 def summary(values: ArrayLike) -> Summary:
-    """Number, mean, standard deviation and standard error of the values that are there."""
+    """Number, mean, standard deviation and standard error of the values that are not NaN."""
     x = _floats(values)
     x = x[~np.isnan(x)]
     if not len(x):
@@ -77,7 +77,7 @@ def summary(values: ArrayLike) -> Summary:
 
 
 def paired_t(a: ArrayLike, b: ArrayLike, *, confidence: float = 0.95) -> Comparison:
-    """Student's t-test of paired values, as those of two methods with the same seeds."""
+    """Student's t-test of paired values, such as the scores of two methods with the same seeds."""
     x, y = _pairs(a, b)
     d = x - y
     if not len(d):
@@ -93,9 +93,9 @@ def paired_t(a: ArrayLike, b: ArrayLike, *, confidence: float = 0.95) -> Compari
 def against(
     scores: Mapping[str, Mapping[int, float]], baselines: Mapping[str, str], *, confidence: float = 0.95
 ) -> dict[str, Comparison]:
-    """Each method against its baseline by `paired_t` over the seeds both have; p is Holm's over all that are compared.
+    """Each method against its baseline by `paired_t` over their common seeds; p is Holm's over all comparisons.
 
-    `scores` is method → seed → score; `baselines` method → method. What one of the two has no scores of is left out.
+    `scores` is method → seed → score; `baselines` method → method. A method without scores is left out.
     """
     found = {}
     for name, base in baselines.items():
@@ -108,12 +108,12 @@ def against(
 
 
 def holm(p: ArrayLike) -> Floats:
-    """Holm's adjusted p-values: each is compared with the level as it is. NaN stays NaN and does not count."""
-    given = _floats(p)
-    adjusted = np.full(given.shape, NAN)
-    there = np.flatnonzero(~np.isnan(given))
-    order = there[np.argsort(given[there], kind="stable")]
-    steps = given[order] * (len(order) - np.arange(len(order)))
+    """Holm's adjusted p-values, to compare with the level directly. NaN stays NaN and is not counted."""
+    raw = _floats(p)
+    adjusted = np.full(raw.shape, NAN)
+    valid = np.flatnonzero(~np.isnan(raw))
+    order = valid[np.argsort(raw[valid], kind="stable")]
+    steps = raw[order] * (len(order) - np.arange(len(order)))
     adjusted[order] = np.minimum(np.maximum.accumulate(steps), 1.0) if len(order) else steps
     return adjusted
 
@@ -147,10 +147,10 @@ def paired_bootstrap(
 ) -> Comparison:
     """Two models on the same queries: the mean difference, resampled over queries, or with `groups` over classes.
 
-    p is twice the smaller part of the resampled differences on either side of 0 (the resamples counted with one more
-    on each side, so that it is never 0). The effect is d_z over the units; NaN where all differ alike.
+    p is twice the smaller share of resampled differences on either side of 0, with one added to each side so that it
+    is never 0. The effect is d_z over the units; NaN if all differences are equal.
     """
-    units = _units(np.subtract(*_alike(a, b)), groups)
+    units = _units(np.subtract(*_same_length(a, b)), groups)
     n = len(units.size)
     mean = float(units.total.sum() / units.size.sum()) if n else NAN
     if n < 2:
@@ -164,7 +164,7 @@ def paired_bootstrap(
 
 
 def average_ranks(scores: ArrayLike, *, level: float = 0.05) -> AverageRanks:
-    """Ranks of methods over blocks, scores [blocks, methods], higher is better; a block with a gap is left out."""
+    """Ranks of methods over blocks, scores [blocks, methods], higher is better; a block with a NaN is left out."""
     table = np.atleast_2d(_floats(scores))
     table = table[~np.isnan(table).any(axis=1)]
     blocks, methods = table.shape
@@ -175,7 +175,7 @@ def average_ranks(scores: ArrayLike, *, level: float = 0.05) -> AverageRanks:
         return AverageRanks(blocks, ranks, NAN, NAN, ())
     q = stats.studentized_range.ppf(1 - level, methods, np.inf) / 2**0.5
     critical = float(q * (methods * (methods + 1) / (6 * blocks)) ** 0.5)
-    tied = bool((table == table[:, :1]).all())  # the statistic is 0/0 then
+    tied = bool((table == table[:, :1]).all())  # the statistic would be 0/0
     p = float(stats.friedmanchisquare(*table.T).pvalue) if methods > 2 and not tied else NAN
     return AverageRanks(blocks, ranks, p, critical, _together(ranks, critical))
 
@@ -195,32 +195,32 @@ def _together(ranks: Floats, critical: float) -> tuple[tuple[int, ...], ...]:
 
 
 class _Units(NamedTuple):
-    """What is drawn with replacement: queries one by one, or whole classes."""
+    """The units drawn with replacement: single queries, or whole classes."""
 
     total: Floats  # sum of a unit's values
-    size: Floats  # how many they are
+    size: Floats  # their number
 
 
 def _units(values: Floats, groups: ArrayLike | None) -> _Units:
-    there = ~np.isnan(values)
+    valid = ~np.isnan(values)
     if groups is None:
-        return _Units(values[there], np.ones(int(there.sum())))
+        return _Units(values[valid], np.ones(int(valid.sum())))
     labels = np.asarray(groups)
     if labels.shape != values.shape:
-        raise NearkinError(f"Groups need a label a query; got {len(labels)} for {len(values)}.")
-    _, number = np.unique(labels[there], return_inverse=True)
-    return _Units(np.bincount(number, weights=values[there]).astype(np.float64), np.bincount(number).astype(np.float64))
+        raise NearkinError(f"Groups need one label per query; got {len(labels)} for {len(values)}.")
+    _, number = np.unique(labels[valid], return_inverse=True)
+    return _Units(np.bincount(number, weights=values[valid]).astype(np.float64), np.bincount(number).astype(np.float64))
 
 
 def _resampled(units: _Units, resamples: int, rng: np.random.Generator | int) -> Floats:
-    """Means of as many units as there are, drawn with replacement, in blocks of bounded memory."""
+    """Bootstrap means: n of n units drawn with replacement, in blocks of bounded memory."""
     rng = np.random.default_rng(rng)
     n = len(units.size)
     means = np.empty(resamples)
-    alike = bool((units.size == units.size[0]).all())
+    equal = bool((units.size == units.size[0]).all())
     for rows in _blocks(resamples, max(1, _AT_ONCE // n)):
         drawn = rng.integers(n, size=(rows.stop - rows.start, n), dtype=np.int32)
-        weight = n * units.size[0] if alike else units.size.take(drawn).sum(axis=1)
+        weight = n * units.size[0] if equal else units.size.take(drawn).sum(axis=1)
         means[rows] = units.total.take(drawn).sum(axis=1) / weight
     return means
 
@@ -235,20 +235,20 @@ def _percentiles(drawn: Floats, confidence: float) -> tuple[float, float]:
 
 
 def _pairs(a: ArrayLike, b: ArrayLike) -> tuple[Floats, Floats]:
-    x, y = _alike(a, b)
+    x, y = _same_length(a, b)
     both = ~(np.isnan(x) | np.isnan(y))
     return x[both], y[both]
 
 
-def _alike(a: ArrayLike, b: ArrayLike) -> tuple[Floats, Floats]:
+def _same_length(a: ArrayLike, b: ArrayLike) -> tuple[Floats, Floats]:
     x, y = _floats(a), _floats(b)
     if x.shape != y.shape:
-        raise NearkinError(f"Pairs need as many values on one side as on the other; got {len(x)} and {len(y)}.")
+        raise NearkinError(f"Pairs need the same number of values on both sides; got {len(x)} and {len(y)}.")
     return x, y
 
 
 def _constant(d: Floats, magnitude: Floats) -> bool:
-    """Whether values differ by rounding alone, given the numbers they were computed from."""
+    """Whether values differ only by rounding, given the magnitude of the numbers they were computed from."""
     return bool(np.ptp(d) <= 8 * np.finfo(np.float64).eps * magnitude.max())
 
 
@@ -257,12 +257,12 @@ def _floats(values: ArrayLike) -> Floats:
 
 
 def mean_words(found: Summary) -> str:
-    """A mean, with its standard error where there is one."""
+    """A mean, with its standard error if there are several values."""
     return f"{found.mean:.2f}" if found.n < 2 else f"{found.mean:.2f} ± {found.error:.2f}"
 
 
 def p_words(p: float) -> str:
-    """A p-value as one prints it."""
+    """A p-value as text."""
     if math.isnan(p):
         return NOTHING
     return "< 0.001" if p < 0.001 else f"{p:.3f}"
