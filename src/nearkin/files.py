@@ -1,5 +1,4 @@
-"""Where nearkin keeps what it can make again."""
-# MERGED: A run folder: everything about one training, written so that a kill at any moment leaves a run that can go on.
+"""Files written whole or not at all: JSON and tensors; a lock for writers, the cache folder, and provenance."""
 
 import hashlib
 import json
@@ -20,25 +19,27 @@ from torch import Tensor
 
 from nearkin.errors import NearkinError
 
-
-def cache_dir() -> Path:
-    """The folder for caches: `$NEARKIN_CACHE`, else `~/.cache/nearkin`. It need not exist yet."""
-    chosen = os.environ.get("NEARKIN_CACHE")
-    return Path(chosen).expanduser() if chosen else Path.home() / ".cache" / "nearkin"
-
-
 try:
     import fcntl
-except ImportError:  # not a Unix: nothing keeps two writers apart there
+except ImportError:  # not a Unix: writers are not locked there
     fcntl = None  # type: ignore[assignment]
+
+VERSION = "0.1.0"
+"""The version of nearkin, as in pyproject.toml; `nearkin.__version__` is this."""
 
 Json = dict[str, Any]
 LOCK = ".lock"
 
 
+def cache_dir() -> Path:
+    """Return the folder for caches: `$NEARKIN_CACHE`, else `~/.cache/nearkin`. It need not exist yet."""
+    chosen = os.environ.get("NEARKIN_CACHE")
+    return Path(chosen).expanduser() if chosen else Path.home() / ".cache" / "nearkin"
+
+
 @contextmanager
-def whole_file(path: Path) -> Iterator[Path]:
-    """A temporary path that takes the place of `path` when all is written and on disk."""
+def atomic_file(path: Path) -> Iterator[Path]:
+    """Yield a temporary path that replaces `path` at the end, once it is on disk; after an error `path` is unchanged."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
@@ -51,8 +52,8 @@ def whole_file(path: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def writing(folder: Path) -> Iterator[None]:
-    """Be the one process that writes; another one at the same time is a sentence."""
+def write_lock(folder: Path) -> Iterator[None]:
+    """Hold the lock of a folder; raise an error if another process holds it."""
     with (folder / LOCK).open("w") as file:
         if fcntl is not None:
             try:
@@ -63,30 +64,30 @@ def writing(folder: Path) -> Iterator[None]:
 
 
 def write_json(path: Path, content: Json) -> None:
-    """Write a JSON file whole."""
-    with whole_file(path) as temporary:
+    """Write a JSON file atomically."""
+    with atomic_file(path) as temporary:
         temporary.write_text(json.dumps(content, indent=2) + "\n")
 
 
 def read_json(path: Path) -> Json:
-    """Read a JSON file, or say what is wrong with it."""
+    """Read a JSON file that holds one record."""
     try:
         content: Json = json.loads(path.read_text())
     except FileNotFoundError:
         raise NearkinError(f"There is no {path}: is {path.parent} a run folder made by nearkin train?") from None
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise NearkinError(f"{path} is damaged ({error}): restore it, or train anew.") from None
+        raise NearkinError(f"{path} is damaged ({error}): restore it, or train again.") from None
     if not isinstance(content, dict):
-        raise NearkinError(f"{path} is damaged (it holds no record): restore it, or train anew.")
+        raise NearkinError(f"{path} is damaged (it is not a record): restore it, or train again.")
     return content
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], about: Json | None = None) -> None:
-    """Write tensors and a small JSON record about them as one safetensors file, whole."""
-    held = {k: t.detach().cpu().contiguous() for k, t in tensors.items()}
+    """Write tensors and a small JSON record about them as one safetensors file, atomically."""
+    content = {k: t.detach().cpu().contiguous() for k, t in tensors.items()}
     text = json.dumps(about or {})
-    with whole_file(path) as temporary:
-        save_file(held, temporary, {"about": text, "sha256": _digest(held, text)})
+    with atomic_file(path) as temporary:
+        save_file(content, temporary, {"about": text, "sha256": _digest(content, text)})
 
 
 def _digest(tensors: Mapping[str, Tensor], about: str) -> str:
@@ -98,7 +99,7 @@ def _digest(tensors: Mapping[str, Tensor], about: str) -> str:
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], Json]:
-    """Read such a file; one that is truncated or tampered with is a sentence, not a stack trace."""
+    """Read the tensors and the record of a file from `write_tensors`; check its digest."""
     try:
         with safe_open(path, framework="pt") as file:
             tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (not a mapping)
@@ -106,32 +107,32 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], Json]:
         text = metadata.get("about", "{}")
         about: Json = json.loads(text)
         if metadata.get("sha256", known := _digest(tensors, text)) != known:
-            raise ValueError("its content is not what was written")
+            raise ValueError("its content has changed since it was written")
     except FileNotFoundError:
         raise NearkinError(f"There is no {path}.") from None
     except (SafetensorError, json.JSONDecodeError, ValueError) as error:
-        raise NearkinError(f"{path} is damaged ({error}): restore it, or train anew.") from None
+        raise NearkinError(f"{path} is damaged ({error}): restore it, or train again.") from None
     return tensors, about
 
 
 def content_digest(path: Path) -> str:
-    """Digits that stand for the tensors and the record of such a file, as its header gives them; reading checks them.
+    """Return the digest of a file's tensors and record, from its header; files without one are hashed.
 
-    The bytes of the file would not do: the order in its header is not always the same.
+    The bytes of the file are no substitute: the order of entries in its header varies.
     """
     try:
         with safe_open(path, framework="pt") as file:
             known: str | None = (file.metadata() or {}).get("sha256")
     except SafetensorError as error:
-        raise NearkinError(f"{path} is damaged ({error}): restore it, or train anew.") from None
+        raise NearkinError(f"{path} is damaged ({error}): restore it, or train again.") from None
     if known is not None:
         return known
-    with path.open("rb") as bytes_of_it:
-        return hashlib.file_digest(bytes_of_it, "sha256").hexdigest()
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def provenance() -> Json:
-    """Where a result comes from: versions, commit, hardware, date."""
+    """Return where a result comes from: versions, commit, hardware, date."""
     packages = ("nearkin", "torch", "timm", "numpy", "scikit-learn", "safetensors")
     return {
         "versions": {"python": platform.python_version(), **{p: _version(p) for p in packages}},
@@ -144,16 +145,14 @@ def provenance() -> Json:
 def _version(package: str) -> str:
     try:
         return version(package)
-    except PackageNotFoundError:  # run from a source tree
-        from nearkin import __version__
-
-        return __version__ if package == "nearkin" else "absent"
+    except PackageNotFoundError:  # nearkin itself: it runs from a source tree
+        return VERSION if package == "nearkin" else "absent"
 
 
 def _commit() -> str:
-    """The commit of the source tree this runs from; NEARKIN_COMMIT where the tree travels without its history."""
-    if given := os.environ.get("NEARKIN_COMMIT"):
-        return given
+    """Return the commit of this source tree, or `$NEARKIN_COMMIT` if the tree was copied without its history."""
+    if commit := os.environ.get("NEARKIN_COMMIT"):
+        return commit
     here = Path(__file__).parent
     try:
         tracked = _git(here, "ls-files", Path(__file__).name)
@@ -165,7 +164,7 @@ def _commit() -> str:
 
 
 def short_commit(commit: str) -> str:
-    """Twelve letters of a commit, with what says that files had changed since."""
+    """Abbreviate a commit to 12 digits; keep the mark for uncommitted changes."""
     head, plus, changes = commit.partition("+")
     return head[:12] + plus + changes
 

@@ -18,7 +18,6 @@ from nearkin.files import read_json, read_tensors, write_json
 from nearkin.search.build import index_images
 from nearkin.search.index import open_index
 from nearkin.search.query import model_of, search_images
-from nearkin.training import launch
 from nearkin.training.cross_validation import cross_validate, score_rows
 from nearkin.training.images import training_images
 from nearkin.training.measure_run import measure_run

@@ -12,7 +12,7 @@ from torch import Generator, Tensor, nn
 from nearkin.errors import NearkinError
 from nearkin.files import Json, read_json, read_tensors, write_tensors
 from nearkin.methods.base import Method
-from nearkin.methods.build import method
+from nearkin.methods.catalogue import method
 from nearkin.methods.proxies import Proxies
 from nearkin.training.model import Model, build_embedder, embedding_dim
 from nearkin.training.plan import Plan, make_plan, resolve_device

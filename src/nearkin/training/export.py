@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 
 from nearkin.data.images import counted
-from nearkin.data.pixels.open import store_of
+from nearkin.data.pixels.open import open_inputs
 from nearkin.errors import NearkinError
-from nearkin.files import Json, whole_file
+from nearkin.files import VERSION, Json, atomic_file
 from nearkin.training.model import Model, load
 
 TOLERANCE = 1e-4
@@ -55,7 +55,7 @@ def export(run: str | Path, out: str | Path, *, images: Sequence[str | Path] = (
     examples: list[Path] | Tensor = [Path(p) for p in images] if images else photographs()
     inputs = network_inputs(model, examples)
     ours = model.embed(examples)
-    with whole_file(out) as temporary, _without_remarks():
+    with atomic_file(out) as temporary, _without_remarks():
         theirs = WRITERS[out.suffix](_program(model, inputs), temporary, about)
         difference = max(_difference(theirs, inputs, ours), _difference(theirs, inputs[:1], ours[:1]))
         if not difference <= TOLERANCE:
@@ -68,12 +68,10 @@ def export(run: str | Path, out: str | Path, *, images: Sequence[str | Path] = (
 
 def describe(model: Model) -> Json:
     """How a picture becomes the network's input, and what comes out; enough to rebuild it elsewhere."""
-    from nearkin import __version__
-
     known = model.preprocessing()
     size, short, channels, bgr = known["size"], known["short"], known["channels"], known["bgr"]
     return {
-        "nearkin": __version__,
+        "nearkin": VERSION,
         "input": {"name": INPUT, "type": "float32", "shape": ["batch", channels, size, size]},
         "preprocessing": [
             "turn the picture as its orientation tag says; transparency lies on white",
@@ -108,7 +106,9 @@ def photographs() -> Tensor:
 
 def network_inputs(model: Model, images: Sequence[Path] | Tensor) -> Tensor:
     """The images as the network sees them, [N, channels, size, size]."""
-    store = store_of(images, short=model.short, channels=model.embedder.trunk.channels, device=model.device)
+    store = open_inputs(
+        images, short_side=model.short_side, channels=model.embedder.trunk.channels, device=model.device
+    )
     return model.view(store[torch.arange(len(store))])
 
 

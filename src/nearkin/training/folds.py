@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from nearkin.console import Reporter
 from nearkin.errors import NearkinError
 from nearkin.files import Json, provenance, read_json, write_json
-from nearkin.methods.build import method
+from nearkin.methods.catalogue import method
 from nearkin.training.images import Embedded, measure
 from nearkin.training.measure_run import embed_test
 from nearkin.training.plan import Plan

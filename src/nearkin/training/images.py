@@ -8,7 +8,7 @@ from torch import Tensor
 from nearkin.console import Reporter
 from nearkin.data.images import Dataset, Images
 from nearkin.data.pixels.decode import BadImage
-from nearkin.data.pixels.open import Store, left_out, open_store
+from nearkin.data.pixels.open import Store, describe_left_out, open_store
 from nearkin.data.splits import held_out, sample_fraction
 from nearkin.evaluation import Scores, evaluate_under, protocol_of
 from nearkin.files import cache_dir
@@ -45,14 +45,14 @@ def open_images(model: Model, images: Images, what: str, *, reporter: Reporter) 
     with reporter.bar(f"reading {what} images") as progress:
         store, good, bad = open_store(
             images,
-            short=model.short,
+            short_side=model.short_side,
             channels=model.embedder.trunk.channels,
             device=model.device,
             cache=cache_dir(),
             progress=progress,
         )
     if bad:
-        reporter.note(left_out(bad, images, what))
+        reporter.note(describe_left_out(bad, images, what))
     return OpenImages(store, good, bad)
 
 

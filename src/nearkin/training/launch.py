@@ -13,7 +13,7 @@ from nearkin.data.images import Images
 from nearkin.data.pixels.views import augment
 from nearkin.errors import NearkinError
 from nearkin.files import Json, read_json, write_json
-from nearkin.methods.build import method
+from nearkin.methods.catalogue import method
 from nearkin.networks.backbones import natural_plan
 from nearkin.training.folds import train_folds
 from nearkin.training.images import Embedded, open_images, training_images
@@ -103,7 +103,9 @@ def build_training(run: RunFolder, plan: Plan, *, reporter: Reporter) -> tuple[T
     embedder.to(torch.device(plan.device), memory_format=torch.channels_last)  # type: ignore[call-overload]
     model = Model(embedder, plan, train_set.names, space=objective.ranked_in)
     normalise = embedder.trunk.normalise
-    view = augment(plan.augment, size=model.size, short=model.short, normalise=normalise, compiled=plan.compile)
+    view = augment(
+        plan.augment, size=model.size, short_side=model.short_side, normalise=normalise, compiled=plan.compile
+    )
 
     train = open_images(model, train_set, "training", reporter=reporter)
     _check_classes(train_set, train.images)

@@ -110,7 +110,7 @@ class Training:
             start=self.step,
             images_per_class=None if asked < 0 else asked,
         )
-        return self.train.store.follow(rows, read_ahead=0 if self.method.reads_state else 2)
+        return self.train.store.read_batches(rows, read_ahead=0 if self.method.reads_state else 2)
 
     def _one_step(self, index: Tensor, pixels: Pixels) -> Tensor:
         self.optimiser.zero_grad()  # first: gradients of a compiled network live in memory it is about to use again

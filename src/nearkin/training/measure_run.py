@@ -10,7 +10,7 @@ from torch import Tensor
 from nearkin.console import Reporter
 from nearkin.data.datasets import load_dataset
 from nearkin.errors import NearkinError
-from nearkin.evaluation import CLUSTERING, Scores, evaluate_under, protocol_of
+from nearkin.evaluation import Scores, evaluate_under, parse_metric, protocol_of
 from nearkin.files import read_json
 from nearkin.training.images import Embedded, embed_images, measure, open_images
 from nearkin.training.model import Model, load
@@ -78,7 +78,7 @@ def query_values(
             protocol, x, labels.to(x.device), metrics=wanted, per_query=True, space=model.embedder.space
         )
 
-    names = [name for name in metrics if RunMetric.parse(name).metric not in CLUSTERING]
+    names = [name for name in metrics if parse_metric(RunMetric.parse(name).metric).per_query]
     values = _over_parts(RunFolder(run), names, open_test, measured)
     return classes[0], values
 

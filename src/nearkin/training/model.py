@@ -12,13 +12,13 @@ import torch
 from torch import Tensor, nn
 
 from nearkin.data.images import Progress
-from nearkin.data.pixels.open import Given, store_of
-from nearkin.data.pixels.stores import Resident, Stream
+from nearkin.data.pixels.open import ImageInputs, open_inputs
+from nearkin.data.pixels.stores import Store
 from nearkin.data.pixels.tiles import Pixels
-from nearkin.data.pixels.views import Normalise, centre, short_side
+from nearkin.data.pixels.views import Normalise, centre, short_side_for
 from nearkin.errors import NearkinError
 from nearkin.files import Json, content_digest, read_json, read_tensors
-from nearkin.methods.build import method
+from nearkin.methods.catalogue import method
 from nearkin.networks.backbones import Trunk, trunk
 from nearkin.networks.embedder import Embedder
 from nearkin.networks.timm_models import set_drop_path
@@ -26,7 +26,6 @@ from nearkin.training.optimiser import set_training
 from nearkin.training.plan import Plan, make_plan, resolve_device
 from nearkin.training.run_folder import RunFolder
 
-Store = Resident | Stream
 View = Callable[[Pixels], Tensor]
 
 
@@ -91,7 +90,7 @@ def embed_store(
     embedder.eval()
     parts = []
     with autocast(device, precision):
-        for done, (_, pixels) in enumerate(store.follow(iter(torch.split(rows, batch)), read_ahead=2), start=1):
+        for done, (_, pixels) in enumerate(store.read_batches(iter(torch.split(rows, batch)), read_ahead=2), start=1):
             parts.append(embedder(view(pixels)))
             if progress is not None:
                 progress(min(done * batch, len(rows)), len(rows))
@@ -109,7 +108,7 @@ class Model:
         self.embedder, self.plan, self.names = embedder, plan, tuple(names)
         self.space = space or embedder.space  # to be measured and searched in; one in training may have another
         self.size = plan.size or embedder.trunk.size
-        self.short = short_side(self.size)
+        self.short_side = short_side_for(self.size)
         self.view: View = centre(self.size, embedder.trunk.normalise)
 
     @property
@@ -117,14 +116,16 @@ class Model:
         """Where the network is."""
         return next(self.embedder.parameters()).device
 
-    def embed(self, images: Given, *, progress: Progress = None) -> Tensor:
+    def embed(self, images: ImageInputs, *, progress: Progress = None) -> Tensor:
         """Embeddings [N, D] of image files, or of uint8 pixels: a tensor [N, C, H, W], an array [N, H, W, C], or lists.
 
         A list may hold files, tensors [C, H, W], arrays [H, W, C] or Pillow's images, of any sizes. Pixels are resized
         as files are, unless they are near the network's size already.
         """
         channels = self.embedder.trunk.channels
-        store = store_of(images, short=self.short, channels=channels, device=self.device, progress=progress)
+        store = open_inputs(
+            images, short_side=self.short_side, channels=channels, device=self.device, progress=progress
+        )
         return self.embed_store(store)
 
     def embed_store(self, store: Store, *, progress: Progress = None) -> Tensor:
@@ -142,7 +143,7 @@ class Model:
         mean, std, bgr = trunk.normalise
         return {
             "size": self.size,
-            "short": self.short,
+            "short": self.short_side,
             "channels": trunk.channels,
             "mean": list(mean),
             "std": list(std),
@@ -163,7 +164,7 @@ def begin_short(model: Model, store: Store) -> float:
     if wanted is None or not plan.short_start or isinstance(embedder, Ensemble) or embedder.head.linear is None:
         return 1.0
     rows = torch.linspace(0, len(store) - 1, min(plan.batch, len(store))).long()  # from all over
-    (_, pixels), *_ = store.follow(iter([rows]), read_ahead=0)
+    (_, pixels), *_ = store.read_batches(iter([rows]), read_ahead=0)
     twin = copy.deepcopy(embedder)  # in train mode its batch norms count these images
     set_training(twin, twin.trunk, plan, warming_up=False)
     length = float(twin(model.view(pixels)).norm(dim=1).mean())

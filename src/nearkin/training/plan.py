@@ -12,7 +12,7 @@ from typing import Any, Literal, get_type_hints
 import torch
 
 from nearkin.errors import NearkinError
-from nearkin.evaluation import CLUSTERING, DEFAULT_METRICS, parse_metric
+from nearkin.evaluation import DEFAULT_METRICS, parse_metric
 from nearkin.spec import fits, nearest, words
 
 Schedule = Literal["step", "cosine", "plateau", "constant"]
@@ -148,8 +148,7 @@ def make_plan(given: Mapping[str, Any], natural: Mapping[str, Any]) -> Plan:
     names: str | Sequence[str] = plan.metrics
     metrics = tuple(names.replace(" ", "").split(",") if isinstance(names, str) else names)
     for metric in (*metrics, plan.select_by):
-        if metric not in CLUSTERING:
-            parse_metric(metric)
+        parse_metric(metric)
     device = resolve_device(plan.device)
     precision = ("bf16" if device.type == "cuda" else "float32") if plan.precision == "auto" else plan.precision
     if precision == "bf16" and device.type == "cpu":

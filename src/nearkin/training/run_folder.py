@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from nearkin.files import Json, read_json, whole_file
+from nearkin.files import Json, atomic_file, read_json
 
 CHOSEN = {
     "last": "the last epoch",
@@ -45,5 +45,5 @@ class RunFolder:
     def keep_events(self, count: int) -> None:
         """Forget what was logged after the checkpoint that training goes on from."""
         events = self.events()[:count]
-        with whole_file(self.log) as temporary:
+        with atomic_file(self.log) as temporary:
             temporary.write_text("".join(json.dumps(e) + "\n" for e in events))

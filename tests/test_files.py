@@ -1,0 +1,65 @@
+"""Atomic files, clear errors for damaged ones, provenance."""
+
+import tomllib
+from pathlib import Path
+
+import pytest
+import torch
+
+import nearkin
+from nearkin.errors import NearkinError
+from nearkin.files import atomic_file, provenance, read_json, read_tensors, write_json, write_tensors
+
+
+def test_tensors_and_their_record_are_read_back(tmp_path):
+    path = tmp_path / "deep" / "x.safetensors"
+    write_tensors(path, {"a": torch.arange(3), "b": torch.zeros(())}, {"step": 7})
+    tensors, about = read_tensors(path)
+    assert torch.equal(tensors["a"], torch.arange(3))
+    assert tensors["b"].shape == ()
+    assert about == {"step": 7}
+
+
+def test_a_failed_write_keeps_the_old_file_and_no_temporary_one(tmp_path):
+    path = tmp_path / "x.json"
+    write_json(path, {"a": 1})
+
+    def fail() -> None:
+        with atomic_file(path) as temporary:
+            temporary.write_text("half")
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        fail()
+    assert read_json(path) == {"a": 1}
+    assert [p.name for p in tmp_path.iterdir()] == ["x.json"]
+
+
+@pytest.mark.parametrize("keep", [0, 5, 40, -3])
+def test_a_truncated_file_is_refused(tmp_path, keep):
+    path = tmp_path / "x.safetensors"
+    write_tensors(path, {"a": torch.arange(100)})
+    path.write_bytes(path.read_bytes()[:keep])
+    with pytest.raises(NearkinError, match="damaged"):
+        read_tensors(path)
+
+
+def test_missing_or_broken_json_is_refused(tmp_path):
+    with pytest.raises(NearkinError, match=r"is .* a run folder"):
+        read_json(tmp_path / "config.json")
+    (tmp_path / "config.json").write_text('{"a": ')
+    with pytest.raises(NearkinError, match="damaged"):
+        read_json(tmp_path / "config.json")
+
+
+def test_provenance_names_versions_commit_and_hardware(monkeypatch):
+    monkeypatch.setenv("NEARKIN_COMMIT", "abc")
+    record = provenance()
+    assert record["commit"] == "abc"
+    assert record["versions"]["torch"].startswith("2.")
+    assert "cores" in record["hardware"]
+
+
+def test_the_version_is_that_of_the_project_file():
+    project = tomllib.loads((Path(__file__).parent.parent / "pyproject.toml").read_text())["project"]
+    assert nearkin.__version__ == project["version"]
