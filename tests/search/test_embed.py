@@ -12,7 +12,7 @@ import torch
 from made import make_images, make_run
 
 import nearkin as nk
-from nearkin.data.image_files import gather
+from nearkin.data.image_files import list_images
 from nearkin.errors import NearkinError
 from nearkin.search import embed as embedding
 from nearkin.search.embed import embed_to_file, fill
@@ -31,67 +31,6 @@ def pictures(tmp_path):
     return tmp_path / "pictures"
 
 
-def labelled(given) -> list[tuple[str, str | None]]:
-    return [(Path(image.path).name, image.label) for image in gather(given)]
-
-
-# Gathering.
-
-
-def test_folders_name_the_labels(pictures, tmp_path, monkeypatch):
-    classes = sorted(pictures.iterdir())
-    expected = [(f"{n}.png", f"class {c}") for c in range(3) for n in range(4)]
-    assert labelled([pictures]) == expected
-    assert labelled(classes) == expected  # as a shell's pictures/* gives them
-    assert labelled([classes[0]]) == [(f"{n}.png", None) for n in range(4)]
-    (pictures / "loose.JPG").write_bytes(b"x")
-    (pictures / "notes.txt").write_text("no image")
-    (pictures / ".hidden").mkdir()
-    assert labelled([pictures]) == [("loose.JPG", None), *expected]
-    assert labelled([classes[1] / "2.png", pictures])[0] == ("2.png", None)
-    assert len(labelled([pictures, pictures])) == 13
-    monkeypatch.chdir(pictures)
-    assert gather(["class 0/1.png"])[0].path == str(pictures / "class 0" / "1.png")
-
-
-def test_train_and_test_folders_are_looked_into(tmp_path):
-    make_images(tmp_path / "train", classes=2, each=1)
-    make_images(tmp_path / "test", classes=1, each=2)
-    expected = [("0.png", "class 0"), ("0.png", "class 1"), ("0.png", "class 0"), ("1.png", "class 0")]
-    assert labelled([tmp_path]) == expected
-
-
-def test_a_table_has_paths_and_perhaps_labels(pictures):
-    table = pictures / "list.csv"
-    table.write_text('Path, Label\nclass 0/1.png, "a, b"\nclass 1/0.png,\n')
-    assert labelled([table]) == [("1.png", "a, b"), ("0.png", None)]
-    assert gather([table])[0].path == str(pictures / "class 0" / "1.png")
-    table.write_text("path\nclass 0/1.png\nnowhere.png\n")
-    assert labelled([table]) == [("1.png", None), ("nowhere.png", None)]
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("file\nx.png\n", "columns path"),
-        ("path,label\n", "columns path"),
-        ("path,label\na.png,b,c\n", "row 2"),
-        ("", "columns path"),
-    ],
-)
-def test_a_table_that_is_none_is_a_sentence(tmp_path, text, words):
-    (tmp_path / "list.csv").write_text(text)
-    with pytest.raises(NearkinError, match=words):
-        gather([tmp_path / "list.csv"])
-
-
-def test_nothing_to_gather_is_a_sentence(tmp_path):
-    with pytest.raises(NearkinError, match="no file or folder"):
-        gather([tmp_path / "nowhere"])
-    with pytest.raises(NearkinError, match="There is no image"):
-        gather([tmp_path])
-
-
 # Embedding into an index.
 
 
@@ -99,9 +38,9 @@ def test_only_what_is_new_or_changed_is_embedded(run, pictures, tmp_path, monkey
     monkeypatch.setattr(embedding, "CHUNK", 5)
     model = nk.load(run)
     index = create_index(tmp_path / "i", dim=8, space="cosine", run=run)
-    assert fill(index, model, gather([pictures]))[:2] == (12, 0)
-    assert fill(index, model, gather([pictures]))[:2] == (0, 12)
-    paths = [image.path for image in gather([pictures])]
+    assert fill(index, model, list_images([pictures]))[:2] == (12, 0)
+    assert fill(index, model, list_images([pictures]))[:2] == (0, 12)
+    paths = [image.path for image in list_images([pictures])]
     known = model.embed(paths)
     assert torch.allclose(torch.from_numpy(index.embeddings(paths)), known, atol=1e-6)
     make_images(pictures, classes=1, each=1, seed=5)  # another picture of that name
@@ -109,11 +48,11 @@ def test_only_what_is_new_or_changed_is_embedded(run, pictures, tmp_path, monkey
     make_images(pictures, classes=4, each=5, seed=6)  # and others, of which some are new
     table = tmp_path / "list.csv"
     table.write_text("path,label\n" + f"{pictures / 'class 1' / '3.png'},another\n")
-    filled = fill(index, model, gather([pictures]))
+    filled = fill(index, model, list_images([pictures]))
     assert filled.kept + filled.added == len(index) == 20
     assert filled.added >= 8
     assert torch.allclose(torch.from_numpy(index.embeddings(paths)), model.embed(paths), atol=1e-6)
-    assert fill(index, model, gather([table]))[:2] == (1, 0)
+    assert fill(index, model, list_images([table]))[:2] == (1, 0)
     assert index.item(str(pictures / "class 1" / "3.png")).label == "another"
 
 
@@ -124,7 +63,7 @@ def test_images_that_cannot_be_used_are_listed_and_the_others_embedded(run, pict
     half = (pictures / "class 1" / "0.png").read_bytes()
     (pictures / "class 1" / "0.png").write_bytes(half[: len(half) // 2])
     index = create_index(tmp_path / "i", dim=8, space="cosine", run=run)
-    filled = fill(index, nk.load(run), gather([pictures]))
+    filled = fill(index, nk.load(run), list_images([pictures]))
     assert filled.added == len(index) == 8
     assert [image.path.name for image in filled.bad] == ["0.png", "1.png", "2.png", "0.png"]
     assert "it is empty" in str(filled.bad[0])
@@ -150,7 +89,7 @@ def test_a_file_holds_paths_labels_and_embeddings_in_order(run, pictures, tmp_pa
     pytest.importorskip("pyarrow")
     (pictures / "class 1" / "1.png").write_bytes(b"nothing")
     (pictures / "loose.png").write_bytes((pictures / "class 2" / "1.png").read_bytes())
-    images = gather([pictures])
+    images = list_images([pictures])
     model = nk.load(run)
     filled = embed_to_file(run, model, images, tmp_path / name)
     paths, labels, vectors = read(tmp_path / name)
@@ -163,7 +102,7 @@ def test_a_file_holds_paths_labels_and_embeddings_in_order(run, pictures, tmp_pa
 
 
 def test_what_cannot_be_written_is_a_sentence_before_the_work(run, pictures, tmp_path, monkeypatch):
-    model, images = nk.load(run), gather([pictures])
+    model, images = nk.load(run), list_images([pictures])
     with pytest.raises(NearkinError, match=r"\.parquet or \.npz"):
         embed_to_file(run, model, images, tmp_path / "out.txt")
     monkeypatch.setitem(sys.modules, "pyarrow", None)
@@ -176,7 +115,7 @@ def test_what_cannot_be_written_is_a_sentence_before_the_work(run, pictures, tmp
 
 
 def test_work_of_another_model_is_not_gone_on_with(run, pictures, tmp_path):
-    model, images = nk.load(run), gather([pictures])
+    model, images = nk.load(run), list_images([pictures])
     other = make_run(tmp_path / "other", seed=3)
     with create_index(tmp_path / "out.npz.part", dim=8, space="cosine", run=other) as part:
         fill(part, nk.load(other), images)
@@ -187,11 +126,11 @@ KILLED = """
 import sys
 from pathlib import Path
 from nearkin import load
-from nearkin.data.image_files import gather
+from nearkin.data.image_files import list_images
 from nearkin.search import embed
 
 embed.CHUNK = 2
-embed.embed_to_file(Path(sys.argv[1]), load(sys.argv[1], device="cpu"), gather([sys.argv[2]]), Path(sys.argv[3]))
+embed.embed_to_file(Path(sys.argv[1]), load(sys.argv[1], device="cpu"), list_images([sys.argv[2]]), Path(sys.argv[3]))
 """
 
 
@@ -207,7 +146,7 @@ def test_killed_and_called_again_it_goes_on(run, tmp_path):
     held = len(open_index(part))
     assert 0 < held < 60
     assert not (tmp_path / "out.npz").exists()
-    images = gather([tmp_path / "pictures"])
+    images = list_images([tmp_path / "pictures"])
     filled = embed_to_file(run, nk.load(run), images, tmp_path / "out.npz")
     assert (filled.kept, filled.added) == (held, 60 - held)
     embed_to_file(run, nk.load(run), images, tmp_path / "whole.npz")

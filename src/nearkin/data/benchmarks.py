@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from nearkin.data.image_files import broken, lines, shown
+from nearkin.data.image_files import lines, missing_or_empty, relative
 from nearkin.data.images import Dataset, Images, counted, from_keys, listed
 from nearkin.errors import NearkinError
 
@@ -228,9 +228,9 @@ def _check_files(name: str, parts: Sequence[Images], *, root: Path, source: str)
     """A benchmark with a hole in it is refused: its scores would compare with nobody's."""
     for images in parts:
         paths = [Path(str(path)) for path in images.sources]
-        bad = broken(paths)
+        bad = missing_or_empty(paths)
         if bad:
-            first = [f"{shown(paths[row], root=root)} ({why})" for row, why in bad.items()]
+            first = [f"{relative(paths[row], root=root)} ({why})" for row, why in bad.items()]
             raise NearkinError(
                 f"{name}: {len(bad):,} of {len(paths):,} images are missing or empty in {root}: {listed(first)}. "
                 f"Unpack it again; get {source}."

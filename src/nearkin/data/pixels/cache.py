@@ -166,9 +166,7 @@ class PackWriter:
 
     def _as_sentence(self, error: OSError) -> NearkinError:
         why = error.strerror or str(error)
-        return NearkinError(
-            f"Cannot write decoded images to {self.folder}: {why}; check the folder and the free space."
-        )
+        return NearkinError(f"Cannot write decoded images to {self.folder}: {why}. Make room or set NEARKIN_CACHE.")
 
 
 CHUNK = 2**28 // TILE  # tiles that are decoded before they are copied to the device and the cache: a quarter of a GiB

@@ -119,7 +119,7 @@ def decode(
     short_side: int,
     channels: int = 3,
     limit: int = PIXEL_LIMIT,
-    formats: Sequence[str] | None = None,
+    formats: tuple[str, ...] | None = None,
     enlarge: bool = True,
 ) -> Tensor:
     """Decode the bytes of an image file: uint8 [channels, h, w].
@@ -177,7 +177,7 @@ def as_channels(image: Tensor, channels: int) -> Tensor:
     raise NearkinError(f"Images of {have} channels cannot become images of {channels}: use 1 (grey) or 3 (RGB).")
 
 
-def _open(file: IO[bytes], path: Path, limit: int, formats: Sequence[str] | None = None) -> Image.Image:
+def _open(file: IO[bytes], path: Path, limit: int, formats: tuple[str, ...] | None = None) -> Image.Image:
     # Pillow's warnings on odd files would reach the user without the file's name. Set on every call, because
     # catch_warnings elsewhere may have dropped the filter; setting it again adds nothing.
     warnings.filterwarnings("ignore", module=r"PIL\.")

@@ -88,7 +88,7 @@ Store = MemoryStore | StreamStore
 class _Batch(NamedTuple):
     """A batch that threads are working on."""
 
-    index: Tensor
+    rows: Tensor
     packed: Packed
     work: "list[Future[list[None]]]"
 
@@ -115,10 +115,10 @@ class BatchLoader:
                 waiting.append(self._start(index, workers))
                 if len(waiting) > read_ahead:
                     batch = waiting.popleft()
-                    yield batch.index, self._finish(batch)
+                    yield batch.rows, self._finish(batch)
             while waiting:
                 batch = waiting.popleft()
-                yield batch.index, self._finish(batch)
+                yield batch.rows, self._finish(batch)
 
     def _start(self, index: Tensor, workers: Workers) -> _Batch:
         rows = index.cpu()

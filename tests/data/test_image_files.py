@@ -1,0 +1,74 @@
+"""Listing the images in files, folders and tables."""
+
+from pathlib import Path
+
+import pytest
+from made import make_images
+
+from nearkin.data.image_files import list_images
+from nearkin.errors import NearkinError
+
+
+@pytest.fixture
+def pictures(tmp_path):
+    """One folder per class, 12 images."""
+    make_images(tmp_path / "pictures")
+    return tmp_path / "pictures"
+
+
+def labelled(places) -> list[tuple[str, str | None]]:
+    return [(Path(image.path).name, image.label) for image in list_images(places)]
+
+
+def test_folders_name_the_labels(pictures, tmp_path, monkeypatch):
+    classes = sorted(pictures.iterdir())
+    expected = [(f"{n}.png", f"class {c}") for c in range(3) for n in range(4)]
+    assert labelled([pictures]) == expected
+    assert labelled(classes) == expected  # as a shell's pictures/* gives them
+    assert labelled([classes[0]]) == [(f"{n}.png", None) for n in range(4)]
+    (pictures / "loose.JPG").write_bytes(b"x")
+    (pictures / "notes.txt").write_text("no image")
+    (pictures / ".hidden").mkdir()
+    assert labelled([pictures]) == [("loose.JPG", None), *expected]
+    assert labelled([classes[1] / "2.png", pictures])[0] == ("2.png", None)
+    assert len(labelled([pictures, pictures])) == 13
+    monkeypatch.chdir(pictures)
+    assert list_images(["class 0/1.png"])[0].path == str(pictures / "class 0" / "1.png")
+
+
+def test_train_and_test_folders_are_looked_into(tmp_path):
+    make_images(tmp_path / "train", classes=2, each=1)
+    make_images(tmp_path / "test", classes=1, each=2)
+    expected = [("0.png", "class 0"), ("0.png", "class 1"), ("0.png", "class 0"), ("1.png", "class 0")]
+    assert labelled([tmp_path]) == expected
+
+
+def test_a_table_has_paths_and_optional_labels(pictures):
+    table = pictures / "list.csv"
+    table.write_text('Path, Label\nclass 0/1.png, "a, b"\nclass 1/0.png,\n')
+    assert labelled([table]) == [("1.png", "a, b"), ("0.png", None)]
+    assert list_images([table])[0].path == str(pictures / "class 0" / "1.png")
+    table.write_text("path\nclass 0/1.png\nnowhere.png\n")
+    assert labelled([table]) == [("1.png", None), ("nowhere.png", None)]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("file\nx.png\n", "no column 'path'"),
+        ("path,label\n", "no images"),
+        ("path,label\na.png,b,c\n", "line 2: 3 fields"),
+        ("", "no column 'path'"),
+    ],
+)
+def test_bad_tables_are_refused(tmp_path, text, words):
+    (tmp_path / "list.csv").write_text(text)
+    with pytest.raises(NearkinError, match=words):
+        list_images([tmp_path / "list.csv"])
+
+
+def test_places_without_images_are_refused(tmp_path):
+    with pytest.raises(NearkinError, match="no file or folder"):
+        list_images([tmp_path / "nowhere"])
+    with pytest.raises(NearkinError, match="There is no image"):
+        list_images([tmp_path])
