@@ -1,4 +1,4 @@
-"""Runs to report on: three trained once in a few seconds, and as many made up as a test likes."""
+"""Runs to report on: three trained ones, and made-up ones from points and labels."""
 
 import numpy as np
 import pytest
@@ -7,11 +7,10 @@ import torch
 import nearkin as nk
 from nearkin.data.images import Images
 from nearkin.evaluation import evaluate_under, protocol_of
-from nearkin.report.measured_runs import Label, Study, open_studies
+from nearkin.report.measured_runs import Label, MeasuredRun, open_runs
 from nearkin.report.page import write_page
-from nearkin.report.sheets import nearest_rows
+from nearkin.report.picture_sheets import nearest_rows
 from nearkin.space import Space
-
 from nearkin.training.checkpoint import KnownClasses
 from nearkin.training.run_folder import RunFolder
 
@@ -29,28 +28,37 @@ def runs(tmp_path_factory):
     """Three trained runs of different methods, by name."""
     out = tmp_path_factory.mktemp("runs")
     plan = {"data": DATA, "epochs": 6, "batch": 24, "dim": 16, "device": "cpu"}
-    return {name: nk.train(**plan, **own, out=out / name) for name, own in RUNS.items()}
+    return {name: nk.train(**plan, **settings, out=out / name) for name, settings in RUNS.items()}
 
 
 @pytest.fixture(scope="session")
 def pages(runs, tmp_path_factory):
     """Files of a report of one run and of all three."""
     out = tmp_path_factory.mktemp("pages")
-    studies = open_studies([run.path for run in runs.values()], device="cpu")
+    opened = open_runs([run.path for run in runs.values()], device="cpu")
     return {
-        "one": write_page(studies[:1], out / "one.html", points=POINTS),
-        "three": write_page(studies, out / "three.html", points=POINTS),
+        "one": write_page(opened[:1], out / "one.html", points=POINTS),
+        "three": write_page(opened, out / "three.html", points=POINTS),
     }
 
 
 @pytest.fixture
-def made_study():
-    """A maker of studies from points and labels, nothing trained."""
-    return make_study
+def make_run():
+    """A function that makes a run from points and labels, without training."""
+    return _make_run
 
 
-def make_study(
-    points, labels, *, name="made", seed=0, space=Space.COSINE, names=None, proxies=None, columns=None, masks=(None, None)
+def _make_run(
+    points,
+    labels,
+    *,
+    name="made",
+    seed=0,
+    space=Space.COSINE,
+    names=None,
+    proxies=None,
+    columns=None,
+    masks=(None, None),
 ):
     x = torch.as_tensor(np.asarray(points), dtype=torch.float64)
     y = torch.as_tensor(np.asarray(labels))
@@ -58,12 +66,12 @@ def make_study(
     images = Images(torch.zeros(len(y), 1, 4, 4, dtype=torch.uint8), y, names, query=masks[0], gallery=masks[1])
     protocol = protocol_of(images)
     values = evaluate_under(protocol, x, y, metrics=("R@1", "MAP@R"), per_query=True, space=space)
-    near, similarity = nearest_rows(x, images, protocol.query, 8, space)
-    known = None
+    nearest, similarity = nearest_rows(x, images, protocol.query, 8, space)
+    records = None
     if proxies is not None or columns:
         p = None if proxies is None else torch.as_tensor(np.asarray(proxies), dtype=torch.float32)
         trained = tuple(f"trained {c}" for c in range(len(p) if p is not None else len(next(iter(columns.values())))))
-        known = KnownClasses(trained, p, None if p is None else torch.arange(len(p)), columns or {})
+        records = KnownClasses(trained, p, None if p is None else torch.arange(len(p)), columns or {})
     scores = {metric: float(value.nanmean()) for metric, value in values.items()}
     result = {
         "scores": scores, "before": {"R@1": 1.0}, "queries": len(protocol.query), "left_out": 0, "select": "last",
@@ -76,7 +84,7 @@ def make_study(
         "epochs": 2, "batch": 4, "optimiser": "adamw", "lr": 0.1, "size": 0, "precision": "float32",
         "select_by": "MAP@R",
     }  # fmt: skip
-    return Study(
+    return MeasuredRun(
         label=Label(name, f"{name}, seed {seed}"),
         folder=RunFolder("nowhere"),
         config={"plan": plan, "method": name, "space": space},
@@ -93,8 +101,8 @@ def make_study(
         query=protocol.query,
         gallery=protocol.gallery,
         values=values,
-        near=near,
+        nearest=nearest,
         similarity=similarity,
-        trained_on=frozenset(known.names) if known else frozenset(),
-        known=known,
+        training_classes=frozenset(records.names) if records else frozenset(),
+        class_records=records,
     )

@@ -1,4 +1,4 @@
-"""A report as a file: what stands in it for one run and for several, that it needs nothing else, and the commands."""
+"""The report page: its sections for one run and for several, that it loads no other file, and the command."""
 
 import html
 import re
@@ -10,12 +10,12 @@ import torch
 
 from nearkin.cli import main
 from nearkin.console import Reporter, latex
-from nearkin.report.comparison_sections import differences, ranking, retrievals
-from nearkin.report.html import Thumbs
-from nearkin.report.measured_runs import by_method, open_studies
+from nearkin.report.comparison import run_tables
+from nearkin.report.html import Thumbnails
+from nearkin.report.measured_runs import by_method, open_runs
 from nearkin.report.page import report_page, write_page
-from nearkin.report.run_tables import run_tables
-from nearkin.report.sections import Material, known
+from nearkin.report.picture_sections import retrievals
+from nearkin.report.sections import ReportData, ranking, significance, training_classes
 
 SECTIONS = {
     "about", "scores", "curves", "classes", "confusions", "neighbours", "similarities", "map", "configuration",
@@ -51,7 +51,7 @@ def test_several_runs_have_the_comparison_first(three):
     assert set(ids(three)) == SECTIONS | {"tests", "ranking", "retrievals"}
 
 
-def test_a_page_carries_all_it_shows(one, three):
+def test_a_page_loads_no_other_file(one, three):
     for page in (one, three):
         urls = set(re.findall(r"https?://[^\"'\s)<]+", page))
         assert urls <= {"http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"}
@@ -67,15 +67,15 @@ def test_ids_are_unique(three):
     assert len(found) == len(set(found))
 
 
-def test_the_page_says_what_one_has_to_know(one, runs):
+def test_the_page_states_the_facts_of_the_run(one, runs):
     text = text_of(one)
     assert "the best on held-out training classes (epoch" in text
-    assert "144 images of 24 classes, none of them trained on" in text
+    assert "144 images of 24 classes, none of them a training class" in text
     assert "108 images of 18 classes, batch 24, adamw" in text
     for words in ("conv4, default weights", "32 px", "16 dimensions, cosine space", "seed", "commit", "hardware"):
         assert words in text
-    assert "Checks on held-out classes" in text
-    assert "Stars: the 18 proxies of training classes, no image here is of those" in text
+    assert "Scores on held-out classes" in text
+    assert "Stars: the 18 proxies of training classes, none of them a test class" in text
 
 
 def test_nothing_is_called_better_without_a_test(one, three):
@@ -99,28 +99,28 @@ def test_frames_are_told_apart_without_colour(three):
         found = re.findall(rf'<li class="{kind}" [^>]*>(?:(?!</li>).)*</li>', three)
         assert found
         assert all(sign in item for item in found)
-        assert all(f", {kind}" in item for item in found)  # and to who cannot see it
+        assert all(f", {kind}" in item for item in found)  # in the text for screen readers, too
 
 
 def test_the_same_runs_give_the_same_page(one, runs):
-    again = open_studies([runs["anchor"].path], device="cpu")
+    again = open_runs([runs["anchor"].path], device="cpu")
     assert report_page(again, title="", points=100, reporter=Reporter()) == one
 
 
-def made(made_study, noise, **more):
+def noisy_run(make_run, noise, **more):
     centres = np.random.default_rng(7).normal(size=(12, 6))
     points = centres[LABELS] + noise * np.random.default_rng(1).normal(size=(48, 6))
-    return made_study(points, LABELS, **more)
+    return make_run(points, LABELS, **more)
 
 
-def material(*studies):
-    return Material(studies, by_method(studies), Thumbs(studies[0].images), 20)
+def report(*runs):
+    return ReportData(runs, by_method(runs), Thumbnails(runs[0].images), 20)
 
 
-def test_hostile_names_stay_text(made_study, tmp_path):
+def test_names_are_escaped(make_run, tmp_path):
     names = ["<script>alert(1)</script>", '" onload="x', *(f"c{n}" for n in range(10))]
-    studies = [made(made_study, noise, names=names, name=f"<i>{noise}</i>") for noise in (0.5, 1.0)]
-    path = write_page(studies, tmp_path / "deep" / "page.html", title="<u>")
+    runs = [noisy_run(make_run, noise, names=names, name=f"<i>{noise}</i>") for noise in (0.5, 1.0)]
+    path = write_page(runs, tmp_path / "deep" / "page.html", title="<u>")
     page = path.read_text()
     assert page.count("<script>") == 1
     assert 'onload="x' not in page
@@ -128,33 +128,33 @@ def test_hostile_names_stay_text(made_study, tmp_path):
     assert "<title>&lt;u&gt;</title>" in page
 
 
-def test_seeds_of_one_method_are_not_compared(made_study):
-    studies = [made(made_study, 0.5, seed=seed) for seed in (0, 1)]
-    assert "nothing to compare" in differences(material(*studies)).body
-    page = report_page(studies, title="", points=20, reporter=Reporter())
+def test_seeds_of_one_method_are_not_compared(make_run):
+    runs = [noisy_run(make_run, 0.5, seed=seed) for seed in (0, 1)]
+    assert "nothing to compare" in significance(report(*runs)).body
+    page = report_page(runs, title="", points=20, reporter=Reporter())
     assert set(ids(page)) == SECTIONS | {"tests"}
     assert "2 runs of 1 method on the same 48 queries" in text_of(page)
 
 
-def test_two_methods_have_no_diagram_and_the_reason(made_study):
-    studies = [made(made_study, noise, name=f"m{noise}") for noise in (0.5, 1.0)]
-    body = ranking(material(*studies)).body
-    assert "No critical-difference diagram is drawn. It needs three methods" in body
+def test_two_methods_have_no_diagram_but_a_reason(make_run):
+    runs = [noisy_run(make_run, noise, name=f"m{noise}") for noise in (0.5, 1.0)]
+    body = ranking(report(*runs)).body
+    assert "No critical-difference diagram is drawn. It needs at least three methods" in body
     assert "<svg" not in body
 
 
-def test_the_diagram_says_what_it_is_about(made_study):
-    studies = [made(made_study, noise, name=f"m{noise}") for noise in (0.3, 1.0, 2.5)]
-    body = text_of(ranking(material(*studies)).body)
+def test_the_diagram_states_its_scope(make_run):
+    runs = [noisy_run(make_run, noise, name=f"m{noise}") for noise in (0.3, 1.0, 2.5)]
+    body = text_of(ranking(report(*runs)).body)
     assert "Friedman's test over 12 test classes: p < 0.001." in body
-    assert "The blocks are the test classes, and what is ranked is one trained model of each method" in body
-    alike = [made(made_study, 1.0, name=name) for name in ("a", "b", "c")]
-    assert "It does not tell the methods apart, so no pair is compared" in ranking(material(*alike)).body
+    assert "The blocks are the test classes, and the diagram ranks one trained model of each method" in body
+    alike = [noisy_run(make_run, 1.0, name=name) for name in ("a", "b", "c")]
+    assert "It is not significant, so no pair is compared" in ranking(report(*alike)).body
 
 
-def test_queries_of_disagreement_are_those_that_differ_most(made_study):
-    a, b = (made(made_study, noise, name=f"m{noise}") for noise in (0.5, 2.0))
-    body = retrievals(material(a, b)).body
+def test_methods_disagree_most_on_the_chosen_queries(make_run):
+    a, b = (noisy_run(make_run, noise, name=f"m{noise}") for noise in (0.5, 2.0))
+    body = retrievals(report(a, b)).body
     shown = re.findall(r'<li class="case"><div class="query"><img[^>]*alt="query: ([^"]+)"', body)
     apart = (a.values["MAP@R"] - b.values["MAP@R"]).abs()
     rng = torch.randperm(48, generator=torch.Generator().manual_seed(1))[:6].tolist()
@@ -162,12 +162,12 @@ def test_queries_of_disagreement_are_those_that_differ_most(made_study):
     assert shown == [f"class {LABELS[place]}" for place in [*rng, *rest]]
 
 
-def test_what_a_method_knows_of_its_classes_is_a_table(made_study):
+def test_values_per_training_class_are_a_table(make_run):
     columns = {"sigma": torch.tensor([0.25, 0.5])}
-    section = known(material(made(made_study, 0.5, columns=columns)))
+    section = training_classes(report(noisy_run(make_run, 0.5, columns=columns)))
     assert re.findall(r"<t[hd][^>]*>([^<]+)</t[hd]>", section.body) == ["trained 0", "0.25", "trained 1", "0.5"]
     assert "sigma" in section.body
-    assert known(material(made(made_study, 0.5))) is None
+    assert training_classes(report(noisy_run(make_run, 0.5))) is None
 
 
 def nearkin(*arguments, monkeypatch):
@@ -185,7 +185,7 @@ def test_the_command_writes_tables(runs, tmp_path, monkeypatch, capsys):
     text = (tmp_path / "report.md").read_text()
     assert "### Scores" in text
     assert "### MAP@R: model against model" in text
-    assert "proxy_anchor less contrastive(form=c1)" in text
+    assert "proxy_anchor − contrastive(form=c1)" in text
 
 
 def test_the_command_writes_a_page(runs, tmp_path, monkeypatch, capsys):
@@ -195,7 +195,7 @@ def test_the_command_writes_a_page(runs, tmp_path, monkeypatch, capsys):
     assert "<title>Mine</title>" in out.read_text()
 
 
-def test_the_command_says_what_is_wrong(tmp_path, monkeypatch, capsys):
+def test_the_command_reports_a_missing_run(tmp_path, monkeypatch, capsys):
     assert nearkin("report", tmp_path / "none", monkeypatch=monkeypatch) == 2
     said = capsys.readouterr().err
     assert said.startswith("nearkin: There is no ")
@@ -203,23 +203,23 @@ def test_the_command_says_what_is_wrong(tmp_path, monkeypatch, capsys):
 
 
 def test_latex_is_written_from_the_same_tables(runs):
-    text = latex(run_tables(open_studies([runs["soft"].path], device="cpu")))
+    text = latex(run_tables(open_runs([runs["soft"].path], device="cpu")))
     assert text.count(r"\begin{tabular}") == 2
     assert r"soft\_triple" in text
 
 
-def test_a_run_without_a_log_or_the_main_metrics_has_a_page(made_study):
-    one = made(made_study, 1.0)
+def test_a_run_without_a_log_or_the_main_metrics_has_a_page(make_run):
+    one = noisy_run(make_run, 1.0)
     object.__setattr__(one, "events", [])
     for metric in ("R@1", "MAP@R"):
         del one.result["scores"][metric]
     page = report_page([one], title="", points=20, reporter=Reporter())
     part = page[page.index('<section id="curves"') : page.index('<section id="classes"')]
     assert "<svg" not in part
-    assert "no log of its own" in part
+    assert "has no log" in part
 
 
-def test_the_look_is_part_of_the_package():
+def test_style_and_script_are_in_the_package():
     from nearkin.report import page
 
     folder = page.Path(page.__file__).parent

@@ -1,4 +1,4 @@
-"""A report in a real browser: at desk and phone width, in light and dark, by mouse and keyboard, without a network."""
+"""The report in a real browser: desktop and phone width, light and dark, mouse and keyboard, no network."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,17 +8,17 @@ import pytest
 
 @contextmanager
 def opened(browser, path, **options) -> Iterator[object]:
-    """The page open in a window; whatever it fetches or complains about fails the test."""
+    """The page open in a window; requests and console messages fail the test."""
     page = browser.new_page(**options)
-    asked, said = [], []
-    page.on("request", lambda request: asked.append(request.url))
-    page.on("console", lambda message: said.append(message.text))
-    page.on("pageerror", lambda error: said.append(str(error)))
+    requests, messages = [], []
+    page.on("request", lambda request: requests.append(request.url))
+    page.on("console", lambda message: messages.append(message.text))
+    page.on("pageerror", lambda error: messages.append(str(error)))
     page.goto(path.as_uri())
     yield page
     page.close()
-    assert [url for url in asked if not url.startswith("data:")] == [path.as_uri()]
-    assert said == []
+    assert [url for url in requests if not url.startswith("data:")] == [path.as_uri()]
+    assert messages == []
 
 
 WIDE, NARROW = {"width": 1280, "height": 900}, {"width": 390, "height": 844}
@@ -34,7 +34,7 @@ WIDE, NARROW = {"width": 1280, "height": 900}, {"width": 390, "height": 844}
         ("three", NARROW, "dark"),
     ],
 )
-def test_it_fits_the_window(browser, pages, picture, name, window, scheme):
+def test_the_page_fits_the_window(browser, pages, picture, name, window, scheme):
     with opened(browser, pages[name], viewport=window, color_scheme=scheme) as page:
         assert page.evaluate("document.documentElement.scrollWidth") == window["width"]
         sizes = page.evaluate(
@@ -47,7 +47,7 @@ def test_it_fits_the_window(browser, pages, picture, name, window, scheme):
         )
         assert min(letters) >= 7
         inks = page.evaluate("[...document.querySelectorAll('.chart text')].map(t => getComputedStyle(t).fill)")
-        assert set(inks) == {page.evaluate("getComputedStyle(document.body).color")}, "black on black is not read"
+        assert set(inks) == {page.evaluate("getComputedStyle(document.body).color")}, "text must contrast with the page"
         light = page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(253, 253, 252)"
         assert light == (scheme == "light")
         page.screenshot(path=picture(f"report-{name}-{window['width']}-{scheme}"), full_page=True)
@@ -80,7 +80,7 @@ def test_the_class_table_is_sorted_by_mouse_and_keyboard(browser, pages):
         assert sorted(column(page, 0)) == sorted(names), "rows stay whole"
 
 
-def test_a_class_is_picked_out_on_every_map(browser, pages, picture):
+def test_a_class_is_highlighted_on_every_map(browser, pages, picture):
     with opened(browser, pages["three"], viewport=WIDE) as page:
         select = page.locator(".pick select")
         value = select.locator("option").nth(3).get_attribute("value")
@@ -93,20 +93,20 @@ def test_a_class_is_picked_out_on_every_map(browser, pages, picture):
         assert page.locator("svg.map.dim").count() == 0
 
 
-def test_all_can_be_reached_by_keyboard(browser, pages):
+def test_all_controls_can_be_reached_by_keyboard(browser, pages):
     with opened(browser, pages["one"], viewport=NARROW) as page:
         page.keyboard.press("Tab")
-        assert page.evaluate("document.activeElement.textContent") == "To the content"
+        assert page.evaluate("document.activeElement.textContent") == "Skip to content"
         reached = set()
         for _ in range(60):
             page.keyboard.press("Tab")
             reached.add(page.evaluate("document.activeElement.tagName"))
         assert {"A", "BUTTON", "DIV", "SELECT", "SUMMARY"} <= reached, (
-            "links, sorting, scrolling boxes, picking, settings"
+            "links, sorting, scrolling boxes, highlighting, settings"
         )
 
 
-def test_it_prints_whole(browser, pages):
+def test_all_is_printed(browser, pages):
     with opened(browser, pages["one"], viewport=WIDE) as page:
         page.emulate_media(media="print")
         assert not page.locator("nav").is_visible()

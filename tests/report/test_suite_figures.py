@@ -1,13 +1,13 @@
-"""Figures of suites from made-up results: what stands where, what is said, and the same bytes twice."""
+"""Figures of suites from made-up results: curves and captions, ranked rows, files, and the command."""
 
 import sys
 
 import pytest
 from PIL import Image
 
-from nearkin.benchmark.planned_runs import expand
+from nearkin.benchmark.planned_runs import plan_suite
 from nearkin.benchmark.results import append_result
-from nearkin.benchmark.runner import Board
+from nearkin.benchmark.runner import SuiteResults
 from nearkin.benchmark.suite import load_suite
 from nearkin.cli import main
 from nearkin.report.suite_figures import curves, write_figures, write_suite
@@ -56,12 +56,12 @@ method.sop = "mpa"
 R1 = {"K = 8": (66.0, 67.0), "K = 2": (64.0,), "S, K = 2": (61.0, 61.5), "PA": (65.0, 66.0)}
 
 
-def board(tmp_path, r1=R1):
+def suite_results(tmp_path, r1=R1):
     path = tmp_path / "proxies.toml"
     path.write_text(SUITE)
-    sheet = expand(load_suite(path))
+    planned = plan_suite(load_suite(path))
     results = {}
-    for cell in sheet.cells:
+    for cell in planned.runs:
         values = r1.get(cell.row, ())
         if cell.seed < len(values):
             results[cell.id] = {
@@ -75,13 +75,13 @@ def board(tmp_path, r1=R1):
                 "precision": "bf16",
                 "versions": {"torch": "2"},
             }
-    return Board(sheet, results, {}, (), "")
+    return SuiteResults(planned, results, {}, (), "")
 
 
-def test_points_lines_and_papers_stand_where_they_belong(tmp_path):
-    made = board(tmp_path)
-    suite = made.sheet.suite
-    found = curves(made, suite.parts["cub"], suite.figure)
+def test_points_lines_and_paper_numbers(tmp_path):
+    made = suite_results(tmp_path)
+    suite = made.planned.suite
+    found = curves(made, suite.data["cub"], suite.figure)
     assert {name: [p.x for p in points] for name, points in found.series.items()} == {
         "mpa": [2, 8],
         "soft triple": [2],
@@ -95,12 +95,12 @@ def test_points_lines_and_papers_stand_where_they_belong(tmp_path):
     assert "lite0" in found.caption
     assert "epoch: the last epoch" in found.caption
     assert "the paper's numbers (bn_inception)" in found.caption
-    assert curves(made, suite.parts["sop"], suite.figure).series == {"ours": [found_far(made)]}
+    assert curves(made, suite.data["sop"], suite.figure).series == {"ours": [found_far(made)]}
 
 
 def found_far(made):
-    part = made.sheet.suite.parts["sop"]
-    (point,) = curves(made, part, made.sheet.suite.figure).series["ours"]
+    dataset = made.planned.suite.data["sop"]
+    (point,) = curves(made, dataset, made.planned.suite.figure).series["ours"]
     assert (point.name, point.ours.n) == ("Far", 0)
     return point
 
@@ -112,12 +112,12 @@ def drawn(figure):
     return plot, dict(zip(labels, handles, strict=True))
 
 
-def test_the_drawing_holds_the_numbers(tmp_path, monkeypatch):
+def test_the_figure_shows_the_numbers(tmp_path, monkeypatch):
     import nearkin.report.suite_figures as module
 
     kept = []
-    monkeypatch.setattr(module, "rendered", lambda figure, _form: kept.append(figure) or b"x")
-    write_figures(board(tmp_path), tmp_path)
+    monkeypatch.setattr(module, "save_figure", lambda figure, path: kept.append(figure) or path)
+    write_figures(suite_results(tmp_path), tmp_path)
     plot, artists = drawn(kept[0])
     assert plot.get_xscale() == "log"
     assert (plot.get_xlabel(), plot.get_ylabel()) == ("K", "R@1, percent")
@@ -131,8 +131,8 @@ def test_the_drawing_holds_the_numbers(tmp_path, monkeypatch):
     assert artists["PA"].get_ydata() == [65.5, 65.5]
 
 
-def test_files_are_written_and_said_and_the_same_twice(tmp_path):
-    made = board(tmp_path)
+def test_files_are_written_and_reproducible(tmp_path):
+    made = suite_results(tmp_path)
     paths = write_suite(made, tmp_path / "out")
     assert [path.name for path in paths] == ["proxies.md", "proxies-cub.png", "proxies-cub.svg"]
     with Image.open(paths[1]) as picture:
@@ -143,9 +143,9 @@ def test_files_are_written_and_said_and_the_same_twice(tmp_path):
     assert [path.read_bytes() for path in write_suite(made, tmp_path / "again")] == first
 
 
-def test_the_command_writes_and_says_where(tmp_path, monkeypatch, capsys):
-    made = board(tmp_path)
-    for key, record in made.results.items():
+def test_the_command_writes_and_names_the_files(tmp_path, monkeypatch, capsys):
+    made = suite_results(tmp_path)
+    for key, record in made.runs.items():
         append_result(tmp_path / "out" / "results.jsonl", {"id": key, **record})
     words = ["nearkin", "bench", str(tmp_path / "proxies.toml"), "--show", "--out", str(tmp_path / "out")]
     monkeypatch.setattr(sys, "argv", [*words, "--format", "markdown"])
@@ -158,7 +158,7 @@ def test_the_command_writes_and_says_where(tmp_path, monkeypatch, capsys):
         assert str(tmp_path / "out" / name) in said.err
         assert (tmp_path / "out" / name).exists()
     before = (tmp_path / "out" / "proxies.md").read_text()
-    row = next(iter(made.sheet.suite.rows))
+    row = next(iter(made.planned.suite.rows))
     monkeypatch.setattr(sys, "argv", [*words, "--rows", row, "--format", "markdown"])
     with pytest.raises(SystemExit):
         main()
@@ -167,6 +167,6 @@ def test_the_command_writes_and_says_where(tmp_path, monkeypatch, capsys):
     assert (tmp_path / "out" / "proxies.md").read_text() == before  # some rows do not replace the suite's table
 
 
-def test_nothing_finished_and_nothing_is_written(tmp_path):
-    assert write_suite(board(tmp_path, r1={}), tmp_path / "out") == []
+def test_a_suite_without_results_writes_nothing(tmp_path):
+    assert write_suite(suite_results(tmp_path, r1={}), tmp_path / "out") == []
     assert not (tmp_path / "out").exists()

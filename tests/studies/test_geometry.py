@@ -1,13 +1,27 @@
-"""The geometry of runs before and after training, and the steps of CCP's sub-problems."""
+"""Covering radius and distances against plain loops, runs before and after training, CCP's sub-problems."""
 
+import math
 from itertools import pairwise
 
 import pytest
+import torch
+from methods.strategies import oracle_ccp
 from PIL import Image
 
 import nearkin as nk
 from nearkin.files import read_json, read_tensors
-from nearkin.studies.geometry import _edges, draw_sub_problems, geometry_rows, sub_problems
+from nearkin.space import Space
+from nearkin.studies import geometry as module
+from nearkin.studies.geometry import (
+    _edges,
+    covering_radii,
+    draw_sub_problems,
+    geometry,
+    geometry_rows,
+    inter_class_distance,
+    proxy_spread,
+    sub_problems,
+)
 from nearkin.training.measure_run import embed_test
 from nearkin.training.model import load_untrained
 from nearkin.training.run_folder import RunFolder
@@ -30,7 +44,7 @@ def run(tmp_path_factory) -> RunFolder:
     return nk.train(**SETTINGS, out=tmp_path_factory.mktemp("geometry") / "run")
 
 
-def test_before_training_is_the_network_the_run_began_with(run):
+def test_rows_before_and_after_training(run):
     header, (before, after) = geometry_rows([run.path], device="cpu")
     result = read_json(run.result)
     assert header == ["", "MAP@R", "covering radius", "inter-class distance"]
@@ -60,7 +74,7 @@ def test_sub_problems_are_read_from_the_log(run, tmp_path):
         assert picture.size[0] > 400
 
 
-def test_sub_problems_of_so_many_checks_need_no_scores(tmp_path):
+def test_sub_problems_of_fixed_length_need_no_scores(tmp_path):
     method = "ccp(contrastive(negative=1), per_class=2, pool=3, every=3)"
     run = nk.train(**{**SETTINGS, "method": method, "select": "last"}, out=tmp_path / "run")
     steps = read_json(run.result)["steps"]
@@ -75,9 +89,60 @@ def test_a_method_without_sub_problems_has_none(tmp_path):
 
 
 @pytest.mark.parametrize("lengths", [[100], [100, 100, 125, 300], [25 * n for n in (4, 5, 9, 40, 41, 260)]])
-def test_bars_hold_all_lengths_and_none_lies_on_an_edge(lengths):
+def test_no_length_lies_on_a_bin_edge(lengths):
     edges = _edges(lengths)
     assert edges[0] < min(lengths) <= max(lengths) < edges[-1]
     assert not set(lengths) & set(edges)
     assert len(edges) <= 31
     assert len({round(b - a, 6) for a, b in pairwise(edges)}) == 1
+
+
+def cloud(seed, classes=5, dim=3):
+    rng = torch.Generator().manual_seed(seed)
+    labels = torch.randint(classes, (30,), generator=rng) * 7
+    return torch.randn(30, dim, generator=rng, dtype=torch.float64), labels
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("space", [Space.COSINE, Space.BALL, Space.EUCLIDEAN])
+def test_both_measures_against_plain_loops(seed, space):
+    x, y = cloud(seed)
+    found = geometry(x, y, space=space)
+    points = space.project(x)
+    assert found.radius == pytest.approx(oracle_ccp.covering_radius(points, y), rel=1e-9)
+    assert found.inter_class == pytest.approx(oracle_ccp.inter_class_distance(points, y), rel=1e-6)
+
+
+def test_the_block_size_does_not_matter(monkeypatch):
+    x, y = cloud(0)
+    whole = geometry(x, y)
+    monkeypatch.setattr(module, "_BLOCK", 40)
+    assert geometry(x, y) == pytest.approx(whole, rel=1e-9)
+
+
+def test_covering_radii_of_simple_classes():
+    """Two points at distance 4: radii 4 and 0. Three on a line: the middle one covers at 3, then 1, 0. One point: 0."""
+    x = torch.tensor([[0.0], [4.0], [10.0], [13.0], [14.0], [99.0]])
+    y = torch.tensor([3, 3, 1, 1, 1, 0])
+    torch.testing.assert_close(covering_radii(x, y), torch.tensor([0.0, 4 / 3, 2.0]))
+    assert covering_radii(x[-1:], y[-1:]).tolist() == [0.0]
+
+
+def test_inter_class_distance():
+    x, y = torch.tensor([[0.0, 0], [0, 2], [3, 0]]), torch.tensor([0, 0, 1])
+    assert inter_class_distance(x, y) == pytest.approx((3 + 13**0.5) / 2)
+    assert math.isnan(inter_class_distance(x, torch.zeros(3, dtype=torch.int64)))
+
+
+def test_tighter_classes_have_a_smaller_radius():
+    rng = torch.Generator().manual_seed(0)
+    centres = torch.randn(6, 4, generator=rng).repeat_interleave(10, 0)
+    noise, labels = torch.randn(60, 4, generator=rng), torch.arange(6).repeat_interleave(10)
+    tight, loose = (geometry(centres + s * noise, labels, space="euclidean").radius for s in (0.1, 0.2))
+    assert loose == pytest.approx(2 * tight, rel=1e-4)
+
+
+def test_proxy_spread():
+    v = torch.tensor([[0.0, 0], [3, 4], [100, 0], [100, 1]])
+    assert proxy_spread(v, torch.tensor([0, 0, 1, 1])) == pytest.approx(3.0)
+    assert math.isnan(proxy_spread(v, torch.arange(4))), "no class has two"

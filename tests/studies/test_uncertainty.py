@@ -1,4 +1,4 @@
-"""How certain a run is of its classes: numbers against loops, files, pictures, sentences."""
+"""Uncertainty of training classes: numbers against loops, files, pictures, errors."""
 
 import csv
 import html
@@ -15,21 +15,21 @@ import nearkin as nk
 from nearkin.cli import app
 from nearkin.data.images import Images
 from nearkin.errors import NearkinError
-from nearkin.report.html import Thumbs
-from nearkin.report.measured_runs import by_method, open_studies
-from nearkin.report.sections import Material, known
+from nearkin.report.html import Thumbnails
+from nearkin.report.measured_runs import by_method, open_runs
+from nearkin.report.sections import ReportData, training_classes
 from nearkin.space import Space
 from nearkin.studies.uncertainty import (
-    NAME,
-    Certainty,
-    centred,
-    certainty_of,
+    NAME_LENGTH,
+    ClassUncertainty,
     draw_map,
-    make_circles,
+    extreme_pairs,
+    make_map,
+    measure_uncertainty,
     median_similarity,
-    pairs,
-    short_name,
+    standardise,
     summary,
+    truncated_name,
     write_uncertainty,
 )
 from nearkin.training.checkpoint import read_classes
@@ -53,12 +53,14 @@ def test_median_similarity_against_loops(per_class):
     """Over odd and even numbers of images; with several proxies by the nearest; NaN without an image."""
     x, proxies = points(20), points(4 * per_class, seed=1)
     labels = torch.tensor([0] * 5 + [1] * 8 + [3] * 7)
-    owners = torch.arange(4).repeat_interleave(per_class)
-    got = median_similarity(Space.COSINE.project(x), labels, Space.COSINE.project(proxies), owners, Space.COSINE)
+    proxy_labels = torch.arange(4).repeat_interleave(per_class)
+    got = median_similarity(Space.COSINE.project(x), labels, Space.COSINE.project(proxies), proxy_labels, Space.COSINE)
     assert got[2].isnan()
     for c in (0, 1, 3):
-        own = [[oracle.cosine(v.tolist(), p.tolist()) for p in proxies[owners == c]] for v in x[labels == c]]
-        assert float(got[c]) == pytest.approx(np.median([max(s) for s in own]), abs=1e-6)
+        similarities = [
+            [oracle.cosine(v.tolist(), p.tolist()) for p in proxies[proxy_labels == c]] for v in x[labels == c]
+        ]
+        assert float(got[c]) == pytest.approx(np.median([max(s) for s in similarities]), abs=1e-6)
     if per_class == 1:
         want = oracle.s_bar(x, labels, proxies)
         assert [float(got[c]) for c in (0, 1, 3)] == pytest.approx([want[c] for c in (0, 1, 3)], abs=1e-6)
@@ -66,9 +68,9 @@ def test_median_similarity_against_loops(per_class):
 
 @pytest.mark.parametrize("classes", [2, 5, 1030])
 def test_pairs_against_all_pairs(classes):
-    """Also where the classes are taken in several blocks."""
+    """1030 classes need more than one block."""
     proxies = Space.COSINE.project(points(classes, dim=3))
-    closest, farthest = pairs(proxies, torch.arange(classes), "cosine", count=3)
+    closest, farthest = extreme_pairs(proxies, torch.arange(classes), Space.COSINE, count=3)
     s = (proxies @ proxies.T).numpy()
     every = sorted((float(s[a, b]), a, b) for a in range(classes) for b in range(a + 1, classes))
     assert [p.similarity for p in farthest] == pytest.approx([t[0] for t in every[:3]], abs=1e-6)
@@ -78,59 +80,67 @@ def test_pairs_against_all_pairs(classes):
 
 def test_classes_of_several_proxies_are_compared_by_their_means():
     proxies = torch.tensor([[1.0, 0.2], [1.0, -0.2], [0.0, 1.0], [0.0, 1.0]])
-    closest, _ = pairs(Space.COSINE.project(proxies), torch.tensor([0, 0, 1, 1]), Space.COSINE)
+    closest, _ = extreme_pairs(Space.COSINE.project(proxies), torch.tensor([0, 0, 1, 1]), Space.COSINE)
     assert closest[0].similarity == pytest.approx(0, abs=1e-6)
 
 
-def certain(sigma, seed=0):
-    """Classes of ten images about their proxies."""
+def made_up(sigma, seed=0):
+    """Classes of ten images around their proxies."""
     C = len(sigma)
     proxies = Space.COSINE.project(points(C, seed=seed))
     labels = torch.arange(C).repeat_interleave(10)
     x = Space.COSINE.project(proxies[labels] + 0.1 * points(10 * C, seed=seed + 1))
     images = Images(torch.zeros(10 * C, 1, 4, 4, dtype=torch.uint8), labels, tuple(f"class {c}" for c in range(C)))
-    owners = torch.arange(C)
-    similarity = median_similarity(x, labels, proxies, owners, Space.COSINE)
-    return Certainty(images, x, proxies, owners, torch.tensor(sigma), similarity, *pairs(proxies, owners, Space.COSINE))
+    proxy_labels = torch.arange(C)
+    similarity = median_similarity(x, labels, proxies, proxy_labels, Space.COSINE)
+    return ClassUncertainty(
+        images,
+        x,
+        proxies,
+        proxy_labels,
+        torch.tensor(sigma),
+        similarity,
+        *extreme_pairs(proxies, proxy_labels, Space.COSINE),
+    )
 
 
 def test_the_correlation_is_pearsons():
-    found = certain([0.3, 0.1, 0.7, 0.2, 0.5])
+    found = made_up([0.3, 0.1, 0.7, 0.2, 0.5])
     assert found.correlation == pytest.approx(oracle.pearson(found.uncertainty, found.similarity), abs=1e-6)
     assert found.order == [1, 3, 0, 4, 2]
 
 
-def test_radii_go_with_the_uncertainty():
-    """One factor for all; at the median σ̄ the radius is that of the median cloud."""
-    found = certain([0.3, 0.1, 0.7, 0.2, 0.5])
-    circles = make_circles(found, points=1000)
-    factors = circles.radii / found.uncertainty.numpy()
+def test_radii_are_proportional_to_the_uncertainty():
+    """One factor for all; the radius at the median σ̄ is that of the median cluster."""
+    found = made_up([0.3, 0.1, 0.7, 0.2, 0.5])
+    drawn = make_map(found, points=1000)
+    factors = drawn.radii / found.uncertainty.numpy()
     assert factors == pytest.approx(factors[0])
-    clouds = [circles.places[circles.labels.numpy() == c] for c in range(5)]
-    reach = [np.median(np.linalg.norm(cloud - np.median(cloud, axis=0), axis=1)) for cloud in clouds]
-    assert circles.radii[0] == pytest.approx(np.median(reach)), "0.3 is the median"
-    assert len(circles.centres) == 5
+    clusters = [drawn.images[drawn.labels.numpy() == c] for c in range(5)]
+    radii = [np.median(np.linalg.norm(cluster - np.median(cluster, axis=0), axis=1)) for cluster in clusters]
+    assert drawn.radii[0] == pytest.approx(np.median(radii)), "0.3 is the median"
+    assert len(drawn.proxies) == 5
 
 
-def test_clouds_are_centred():
-    moved = centred(3 * points(9) + 5)
+def test_clouds_are_standardise():
+    moved = standardise(3 * points(9) + 5)
     assert moved.mean(0).abs().max() < 1e-12
     assert moved.square().sum(1).mean() == pytest.approx(1)
-    assert centred(torch.ones(3, 2)).isfinite().all()
+    assert standardise(torch.ones(3, 2)).isfinite().all()
 
 
 def test_the_same_map_twice(tmp_path):
-    found = certain([0.3, 0.1, 0.7, 0.2, 0.5])
+    found = made_up([0.3, 0.1, 0.7, 0.2, 0.5])
     first, second = (draw_map(found, tmp_path / name).read_bytes() for name in ("a.png", "b.png"))
     assert first == second
 
 
-def test_a_run_keeps_the_uncertainty_of_its_classes(run):
-    known = read_classes(run.classes)
-    assert known.columns["uncertainty"].shape == (8,)
-    assert (known.columns["uncertainty"] > 0).all()
-    assert known.proxies.shape == (8, 8)
-    assert known.proxies.any()
+def test_a_run_stores_the_uncertainty_of_its_classes(run):
+    records = read_classes(run.classes)
+    assert records.columns["uncertainty"].shape == (8,)
+    assert (records.columns["uncertainty"] > 0).all()
+    assert records.proxies.shape == (8, 8)
+    assert records.proxies.any()
 
 
 def test_files_of_a_run(run, tmp_path):
@@ -150,18 +160,18 @@ def test_files_of_a_run(run, tmp_path):
 
 
 def test_similarities_are_those_of_the_training_images(run):
-    """Embedded anew by the kept model, against a loop over classes."""
-    found = certainty_of(run.path, device="cpu")
-    known = read_classes(run.classes)
+    """Embedded again by the stored model, against a loop over classes."""
+    found = measure_uncertainty(run.path, device="cpu")
+    records = read_classes(run.classes)
     x = nk.load(run.path, device="cpu").embed(found.images.sources)
-    want = oracle.s_bar(x, found.images.labels, known.proxies)
+    want = oracle.s_bar(x, found.images.labels, records.proxies)
     assert found.similarity.tolist() == pytest.approx(want, abs=1e-5)
 
 
 def test_the_report_shows_the_uncertainty_class_by_class(run):
-    """Name and σ̄ of every training class, in the order the method has them."""
-    studies = open_studies([run.path], device="cpu")
-    section = known(Material(studies, by_method(studies), Thumbs(studies[0].images), 20))
+    """Name and σ̄ of every training class, in the order of the method."""
+    opened = open_runs([run.path], device="cpu")
+    section = training_classes(ReportData(opened, by_method(opened), Thumbnails(opened[0].images), 20))
     kept = read_classes(run.classes)
     rows = re.findall(r"<tr><t[hd][^>]*>([^<]+)</t[hd]><t[hd][^>]*>([^<]+)</t[hd]></tr>", section.body)
     assert [html.unescape(name) for name, _ in rows] == list(kept.names)
@@ -169,11 +179,11 @@ def test_the_report_shows_the_uncertainty_class_by_class(run):
 
 
 def test_long_names_are_cut():
-    found = certain([0.1, 0.2])
+    found = made_up([0.1, 0.2])
     images = found.images
-    long = found._replace(images=Images(images.sources, images.labels, ("x" * NAME, "y" * 2 * NAME)))
-    assert short_name(long, 0) == "x" * NAME
-    assert short_name(long, 1) == "y" * (NAME - 1) + "…"
+    long = found._replace(images=Images(images.sources, images.labels, ("x" * NAME_LENGTH, "y" * 2 * NAME_LENGTH)))
+    assert truncated_name(long, 0) == "x" * NAME_LENGTH
+    assert truncated_name(long, 1) == "y" * (NAME_LENGTH - 1) + "…"
 
 
 def test_the_command(run, tmp_path):
@@ -183,11 +193,11 @@ def test_the_command(run, tmp_path):
     assert (tmp_path / "map.png").exists()
 
 
-def test_what_has_no_uncertainty_is_a_sentence(tmp_path):
+def test_a_run_without_uncertainty_is_refused(tmp_path):
     plain = nk.train(**SMALL, metrics=("R@1",), method="proxy_anchor", out=tmp_path / "plain")
     with pytest.raises(
-        NearkinError, match="trained with proxy_anchor, which keeps no uncertainty of classes: use vcpa"
+        NearkinError, match="trained with proxy_anchor, which stores no uncertainty per class: use vcpa"
     ):
-        certainty_of(plain.path)
+        measure_uncertainty(plain.path)
     with pytest.raises(NearkinError, match=r"is .* a run folder"):
-        certainty_of(RunFolder(tmp_path / "nothing").path)
+        measure_uncertainty(RunFolder(tmp_path / "nothing").path)

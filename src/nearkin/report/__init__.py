@@ -1,1 +1,1 @@
-"""Tables, plots and pages: what a person looks at."""
+"""Report pages, charts, picture sheets and maps of finished runs, and figures of suites."""

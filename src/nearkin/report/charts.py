@@ -1,18 +1,22 @@
-"""How figures look, and the charts of a report: lines, histograms, critical differences.
+"""The look of all figures, and the charts of a report: lines, histograms, critical differences.
 
-Colours are such that colour-blind readers can tell them apart, with markers beside them. The same numbers give the same
-bytes. On a page a chart is part of the document: its text is text, and its colours are the page's, light or dark.
+Colour-blind readers can tell the colours apart, and markers differ too. Equal numbers give equal bytes. On a page a
+chart is inline SVG: its text is text, and its colours follow the page's light or dark scheme.
 """
 
 import hashlib
 import io
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from nearkin.evaluation.statistics import Floats
+from nearkin.files import atomic_file
+from nearkin.report.html import escape
 
 PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#555555")  # after Okabe and Ito
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
@@ -37,30 +41,55 @@ STYLE: Any = {
 }
 
 
-def look(number: int) -> dict[str, str]:
-    """Colour and marker of the so-manieth curve; after all colours the markers have moved on by one."""
+def figure_style() -> AbstractContextManager[None]:
+    """Context in which matplotlib draws in the style of nearkin."""
+    from matplotlib import rc_context
+
+    return rc_context(STYLE)
+
+
+def curve_style(number: int) -> dict[str, str]:
+    """Colour and marker of the n-th curve. The markers shift by one each time the colours repeat."""
     return {
         "color": PALETTE[number % len(PALETTE)],
         "marker": MARKERS[(number + number // len(PALETTE)) % len(MARKERS)],
     }
 
 
-def rendered(figure: Any, form: str, *, letters: str = "path") -> bytes:
-    """A figure as png or svg, without the date it was made on; `letters` of an svg are drawn, or text ("none")."""
+def new_figure(width: float, height: float, *, layout: Any = "constrained") -> Any:
+    """An empty figure of a size in inches; call it within `figure_style()`."""
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(width, height), layout=layout)
+
+
+def panels(rows: int, columns: int, *, side: float) -> tuple[Any, Any]:
+    """A figure of square panels, [rows][columns]."""
+    figure = new_figure(side * columns, side * rows + 0.3)
+    return figure, figure.subplots(rows, columns, squeeze=False)
+
+
+def render(figure: Any, form: str, *, text: str = "path") -> bytes:
+    """A figure as png or svg, without its date. `text`: "path" draws the letters of an svg, "none" keeps them text."""
     from matplotlib import rc_context
 
     buffer = io.BytesIO()
-    with rc_context({**STYLE, "svg.fonttype": letters}):
+    with rc_context({**STYLE, "svg.fonttype": text}):
         metadata = {"Date": None} if form == "svg" else {"Software": None}
-        figure.savefig(buffer, format=form, dpi=160, metadata=metadata, transparent=letters == "none")
+        figure.savefig(buffer, format=form, dpi=160, metadata=metadata, transparent=text == "none")
     return buffer.getvalue()
 
 
-def inline(figure: Any, *, title: str) -> str:
-    """A figure as SVG for the middle of a page."""
-    from nearkin.report.html import escape
+def save_figure(figure: Any, path: Path) -> Path:
+    """Write a figure as PNG or SVG, by the suffix of the path."""
+    with atomic_file(path) as temporary:
+        temporary.write_bytes(render(figure, path.suffix.removeprefix(".")))
+    return path
 
-    text = rendered(figure, "svg", letters="none").decode()
+
+def inline_svg(figure: Any, *, title: str) -> str:
+    """A figure as SVG to be put into a page."""
+    text = render(figure, "svg", text="none").decode()
     text = re.sub(r"<(metadata|style).*?</\1>", "", text[text.index("<svg") :], flags=re.DOTALL)
     used = set(re.findall(r'(?:url\(#|href="#)([^)"]+)', text))
     key = hashlib.sha256(f"{title}{text}".encode()).hexdigest()[:8]  # ids must differ between the charts of a page
@@ -76,7 +105,7 @@ def inline(figure: Any, *, title: str) -> str:
 
 
 class Line(NamedTuple):
-    """A curve; those of one label look alike and stand in the legend once."""
+    """A curve. Curves with the same label look the same and share one legend entry."""
 
     label: str
     x: Sequence[float]
@@ -85,66 +114,59 @@ class Line(NamedTuple):
 
 
 def line_chart(lines: Sequence[Line], *, x: str, y: str, title: str, mark: float | None = None) -> str:
-    """Curves over one axis; `mark` is a place on it worth a vertical line."""
-    figure, plot = _empty()
+    """Curves as inline SVG; `mark` is the x of a vertical line."""
+    figure, plot = _new_chart()
     numbers = {label: n for n, label in enumerate(dict.fromkeys(line.label for line in lines))}
-    named: set[str] = set()
+    in_legend: set[str] = set()
     for line in lines:
-        style: dict[str, Any] = look(numbers[line.label])
-        few = len(line.x) <= 12
-        style["marker"] = style["marker"] if few else ""
-        label = line.label if line.label not in named else None
+        style: dict[str, Any] = curve_style(numbers[line.label])
+        style["marker"] = style["marker"] if len(line.x) <= 12 else ""
+        label = line.label if line.label not in in_legend else None
         plot.plot(line.x, line.y, line.dashes, label=label, linewidth=1.3, markersize=4, **style)
-        named.add(line.label)
+        in_legend.add(line.label)
     if mark is not None:
         plot.axvline(mark, color=INK, linewidth=0.8, linestyle=":")
-    return _finished(figure, plot, x=x, y=y, title=title, legend=len(named))
+    return _finish_chart(figure, plot, x=x, y=y, title=title, legend=len(in_legend))
 
 
 def histogram(series: Mapping[str, Floats], *, x: str, y: str, title: str, bins: int = 50) -> str:
-    """Outlines of several histograms over common bins, each of area 1, with different dashes."""
-    figure, plot = _empty()
-    there = {name: values for name, values in series.items() if len(values)}
-    edges = np.histogram_bin_edges(np.concatenate(list(there.values())), bins=bins) if there else np.array([0.0, 1.0])
-    for number, (name, values) in enumerate(there.items()):
+    """Outlines of several histograms over common bins, each of area 1, as inline SVG."""
+    figure, plot = _new_chart()
+    filled = {name: values for name, values in series.items() if len(values)}
+    edges = np.histogram_bin_edges(np.concatenate(list(filled.values())), bins=bins) if filled else np.array([0.0, 1.0])
+    for number, (name, values) in enumerate(filled.items()):
         heights, _ = np.histogram(values, bins=edges, density=True)
         colour, dashes = PALETTE[number % len(PALETTE)], ("-", "--", "-.")[number % 3]
         plot.stairs(heights, edges, color=colour, linestyle=dashes, linewidth=1.5, label=name)
         plot.stairs(heights, edges, color=colour, fill=True, alpha=0.15)
-    return _finished(figure, plot, x=x, y=y, title=title, legend=len(there))
+    return _finish_chart(figure, plot, x=x, y=y, title=title, legend=len(filled))
 
 
-def _empty(width: float = 3.9, height: float = HEIGHT) -> tuple[Any, Any]:
-    from matplotlib import rc_context
-    from matplotlib.figure import Figure
-
-    with rc_context(STYLE):
-        figure = Figure(figsize=(width, height), layout="constrained")
+def _new_chart(width: float = 3.9, height: float = HEIGHT) -> tuple[Any, Any]:
+    with figure_style():
+        figure = new_figure(width, height)
         return figure, figure.subplots()
 
 
-def _finished(figure: Any, plot: Any, *, x: str, y: str, title: str, legend: int) -> str:
-    from matplotlib import rc_context
-
-    with rc_context(STYLE):
+def _finish_chart(figure: Any, plot: Any, *, x: str, y: str, title: str, legend: int) -> str:
+    with figure_style():
         plot.set_xlabel(x)
         plot.set_ylabel(y)
         if legend > 1:
             figure.legend(loc="outside lower left", ncols=1 if legend > 4 else 2, fontsize=8)
             figure.set_figheight(HEIGHT + 0.17 * (legend if legend > 4 else (legend + 1) // 2))
-    return inline(figure, title=title)
+    return inline_svg(figure, title=title)
 
 
 def critical_difference(
     names: Sequence[str], ranks: Sequence[float], groups: Sequence[Sequence[int]], critical: float, *, title: str
 ) -> str:
-    """Average ranks on a line, the best to the left; a bar joins methods that are not told apart."""
+    """Average ranks on a line, the best on the left; a bar joins methods without a significant difference."""
     order = sorted(range(len(names)), key=lambda i: (ranks[i], i))
     left, right = order[: (len(order) + 1) // 2], order[(len(order) + 1) // 2 :][::-1]
     low, high = 1.0, float(len(names))
     step, first = 0.34, 0.55 + 0.16 * len(groups)  # inches: between names, and from the axis down to the first one
-    height = 0.95 + first + step * len(left)
-    figure, plot = _empty(6.6, height)
+    figure, plot = _new_chart(6.6, 0.95 + first + step * len(left))
     plot.set_axis_off()
     margin = 0.62 * (high - low)  # room for the names on either side
     plot.set_xlim(low - margin, high + margin)
@@ -165,4 +187,4 @@ def critical_difference(
     for number, group in enumerate(groups):
         ends = [min(ranks[i] for i in group) - 0.02, max(ranks[i] for i in group) + 0.02]
         plot.plot(ends, [-0.16 * (number + 1)] * 2, color=PALETTE[0], linewidth=4, solid_capstyle="round")
-    return inline(figure, title=title)
+    return inline_svg(figure, title=title)

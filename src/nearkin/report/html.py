@@ -1,4 +1,4 @@
-"""Pieces of a page: escaped text, tables that scroll in themselves and can be sorted, pictures as data."""
+"""Pieces of a page: escaped text, tables that scroll and can be sorted, embedded pictures."""
 
 import base64
 import html
@@ -8,30 +8,30 @@ from collections.abc import Iterable, Sequence
 from PIL import Image
 
 from nearkin.data.images import Images
-from nearkin.report.sheets import as_picture
+from nearkin.report.picture_sheets import as_picture
 
-THUMB = 112  # pixels: the longest side of a picture on the page
-SMALL = 64  # pixels: up to here a picture is kept as it is, and shown with its pixels
+SIDE = 112  # pixels: longest side of a thumbnail
+SMALL = 64  # pixels: pictures up to this side are PNG, and enlarged without smoothing
 
 
 class Html(str):
-    """Text that is HTML already, and is not escaped again."""
+    """Text that is HTML already and is not escaped again."""
 
     __slots__ = ()
 
 
 def escape(text: object) -> Html:
-    """Text for a page; what is HTML stays."""
+    """Text escaped for a page; `Html` is left as it is."""
     return text if isinstance(text, Html) else Html(html.escape(str(text)))
 
 
 def join(parts: Iterable[Html]) -> Html:
-    """Pieces one after another."""
+    """Concatenate pieces."""
     return Html("".join(parts))
 
 
 def paragraph(text: str, kind: str = "") -> Html:
-    """A paragraph, perhaps of a kind (`note`)."""
+    """A paragraph, of a CSS class if `kind` is given (`note`)."""
     return Html(f'<p class="{kind}">{escape(text)}</p>' if kind else f"<p>{escape(text)}</p>")
 
 
@@ -45,7 +45,7 @@ def table(
     pictures: Sequence[int] = (),
     tall: bool = False,
 ) -> Html:
-    """A table in a box that scrolls by itself; the columns of `text` stand to the left, numbers to the right."""
+    """A table in a scrolling box. Columns in `text` are aligned left, others right; `pictures` cannot be sorted."""
 
     def kind(number: int) -> str:
         return ' class="t"' if number in text else ""
@@ -70,38 +70,38 @@ def table(
 
 
 def facts(pairs: Iterable[tuple[str, object]]) -> Html:
-    """A list of what is what."""
+    """A definition list of names and values."""
     rows = "".join(f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>" for name, value in pairs)
     return Html(f'<dl class="facts">{rows}</dl>')
 
 
 def figure(picture: str, caption: str, *, kind: str = "") -> Html:
-    """A drawing with its caption."""
+    """A chart with its caption."""
     return Html(
         f'<figure class="chart {kind}"><div class="frame">{picture}</div>'
         f"<figcaption>{escape(caption)}</figcaption></figure>"
     )
 
 
-class Thumbs:
-    """The test images as small pictures inside the page."""
+class Thumbnails:
+    """Images as small pictures inside the page, each encoded once."""
 
     def __init__(self, images: Images) -> None:
         self.images = images
         self.made: dict[int, tuple[str, int, int]] = {}
 
     def image(self, row: int, alt: str) -> Html:
-        """An <img> of a row of the test set."""
+        """The <img> of an image by its row."""
         if row not in self.made:
-            self.made[row] = _encoded(as_picture(self.images.sources[row], size=THUMB))
+            self.made[row] = _encoded(as_picture(self.images.sources[row], size=SIDE))
         uri, width, height = self.made[row]
         kind = ' class="pixels"' if max(width, height) <= SMALL else ""
         return Html(f'<img src="{uri}" width="{width}" height="{height}" alt="{escape(alt)}"{kind}>')
 
 
 def _encoded(picture: Image.Image) -> tuple[str, int, int]:
-    """A data URI and the size: PNG for the tiniest, JPEG for photographs."""
-    picture.thumbnail((THUMB, THUMB))
+    """A data URI and the size: PNG if small, else JPEG."""
+    picture.thumbnail((SIDE, SIDE))
     small = max(picture.size) <= SMALL
     buffer = io.BytesIO()
     if small:

@@ -1,6 +1,6 @@
-"""A map of the test set: t-SNE of its embeddings, with the proxies of the training classes where the run kept them.
+"""t-SNE maps: the layout of points in the plane, and the map of a test set with the proxies of the training classes.
 
-The same points give the same map on the same machine. At most `points` images are drawn, as many of each class.
+The same points give the same map on the same machine.
 """
 
 from collections.abc import Iterator, Sequence
@@ -11,70 +11,69 @@ import torch
 from torch import Tensor
 
 from nearkin.evaluation.statistics import Floats
-from nearkin.report.measured_runs import Study
-from nearkin.space import project
+from nearkin.report.html import escape
+from nearkin.report.measured_runs import MeasuredRun
 
 POINTS, CLASSES, PROXIES = 1_000, 100, 200  # at most
-SIDE = 380  # of the drawing, in its own units
+SIDE, MARGIN = 380, 10  # of the drawing, in SVG units
 
 
-class Map(NamedTuple):
-    """Places of images and proxies, 0 … 1 both ways."""
-
-    rows: Tensor  # [P] of the test set
-    places: Floats  # [P, 2]
-    proxies: Floats  # [M, 2]
-    all_proxies: int  # how many there are
-
-
-def make_map(study: Study, *, points: int = POINTS, seed: int = 0) -> Map:
-    """Lay out some of the test images and of the proxies together."""
-    rows = some_of_each(study.images.labels, points=points, classes=CLASSES, seed=seed)
-    known = study.known
-    proxies = torch.empty(0, study.points.shape[1])
-    total = 0
-    if known is not None and known.proxies is not None and known.labels is not None:
-        total = len(known.proxies)
-        chosen = torch.linspace(0, total - 1, min(total, PROXIES)).round().long()
-        proxies = project(known.proxies[chosen].float(), study.space)
-    both = torch.cat([study.points[rows].float(), proxies]).numpy().astype(np.float64)
-    places = _spread(layout(both))
-    return Map(rows, places[: len(rows)], places[len(rows) :], total)
-
-
-def some_of_each(labels: Tensor, *, points: int, classes: int, seed: int) -> Tensor:
-    """Rows of at most `points` images: of some classes, as many of each as there are or as there is room for."""
-    rng = torch.Generator().manual_seed(seed)
-    count = int(labels.max()) + 1
-    chosen = torch.randperm(count, generator=rng)[: min(classes, points)].sort().values
-    each = max(1, points // len(chosen))
-    order = torch.randperm(len(labels), generator=rng)
-    rows = [order[labels[order] == c][:each] for c in chosen]
-    return torch.cat(rows)
-
-
-def layout(vectors: Floats) -> Floats:
-    """t-SNE in two dimensions, from the principal components; too few points lie on those themselves."""
+def tsne(vectors: Floats) -> Floats:
+    """t-SNE positions [N, 2], started from the principal components; fewer than 5 vectors keep two coordinates."""
     from sklearn.decomposition import PCA
     from sklearn.manifold import TSNE
 
     if len(vectors) < 5 or not vectors.std():
         wide = np.pad(vectors, ((0, 0), (0, max(0, 2 - vectors.shape[1]))))
         return np.asarray(wide[:, :2])
-    if min(vectors.shape) > 50:  # what is beyond hardly moves neighbours, and costs time
+    if min(vectors.shape) > 50:  # further components cost time and hardly change the neighbours
         vectors = PCA(50, random_state=0).fit_transform(vectors)
     perplexity = min(30.0, (len(vectors) - 1) / 3)
     init = "pca" if vectors.shape[1] > 1 else "random"
     return np.asarray(TSNE(perplexity=perplexity, init=init, random_state=0, n_jobs=1).fit_transform(vectors))
 
 
-def _spread(places: Floats) -> Floats:
-    low, high = places.min(axis=0), places.max(axis=0)
-    reach = float((high - low).max()) or 1.0
-    return np.asarray((places - (low + high) / 2) / reach + 0.5, dtype=np.float64)
+def sample_per_class(labels: Tensor, *, points: int, classes: int, seed: int) -> Tensor:
+    """Rows of at most `points` images: an equal number from each of at most `classes` random classes."""
+    rng = torch.Generator().manual_seed(seed)
+    count = int(labels.max()) + 1
+    chosen = torch.randperm(count, generator=rng)[: min(classes, points)].sort().values
+    each = max(1, points // len(chosen))
+    order = torch.randperm(len(labels), generator=rng)
+    return torch.cat([order[labels[order] == c][:each] for c in chosen])
 
 
-# The drawing: one path a class, so that a thousand points stay small.
+class Map(NamedTuple):
+    """Positions of images and proxies; coordinates from 0 to 1."""
+
+    rows: Tensor  # [P] of the test set
+    positions: Floats  # [P, 2]
+    proxies: Floats  # [M, 2]
+    proxy_count: int  # of the run; at most PROXIES are drawn
+
+
+def make_map(run: MeasuredRun, *, points: int = POINTS, seed: int = 0) -> Map:
+    """Lay out a sample of the test images together with a sample of the proxies."""
+    rows = sample_per_class(run.images.labels, points=points, classes=CLASSES, seed=seed)
+    records = run.class_records
+    proxies = torch.empty(0, run.points.shape[1])
+    total = 0
+    if records is not None and records.proxies is not None and records.labels is not None:
+        total = len(records.proxies)
+        chosen = torch.linspace(0, total - 1, min(total, PROXIES)).round().long()
+        proxies = run.space.project(records.proxies[chosen].float())
+    both = torch.cat([run.points[rows].float(), proxies]).numpy().astype(np.float64)
+    positions = _fit_unit_square(tsne(both))
+    return Map(rows, positions[: len(rows)], positions[len(rows) :], total)
+
+
+def _fit_unit_square(positions: Floats) -> Floats:
+    low, high = positions.min(axis=0), positions.max(axis=0)
+    extent = float((high - low).max()) or 1.0
+    return np.asarray((positions - (low + high) / 2) / extent + 0.5, dtype=np.float64)
+
+
+# The drawing has one path per class, so that the SVG of a thousand points stays small.
 
 _SHAPES = (
     "m-3 0a3 3 0 1 0 6 0a3 3 0 1 0-6 0z",  # circle
@@ -87,28 +86,25 @@ COLOURS = 7  # of the page's palette
 
 
 def map_svg(found: Map, labels: Tensor, names: Sequence[str], *, title: str) -> str:
-    """The map as SVG whose colours are the page's; every class is a group that can be picked out."""
-    from nearkin.report.html import escape
-
-    margin = 10
-    scale = SIDE - 2 * margin
-
-    def paths(places: Floats, shape: str) -> Iterator[str]:
-        for x, y in places:
-            yield f"M{margin + x * scale:.1f} {margin + (1 - y) * scale:.1f}{shape}"
-
-    of = labels[found.rows].numpy()
+    """The map as SVG in the colours of the page; each class is a group that the page can highlight."""
+    row_labels = labels[found.rows].numpy()
     groups = []
-    for number, c in enumerate(np.unique(of).tolist()):
+    for number, c in enumerate(np.unique(row_labels).tolist()):
         shape = _SHAPES[number // COLOURS % len(_SHAPES)]
-        drawn = "".join(paths(found.places[of == c], shape))
+        drawn = "".join(_paths(found.positions[row_labels == c], shape))
         groups.append(
             f'<g class="class f{number % COLOURS}" data-class="{c}"><title>{escape(names[c])}</title>'
             f'<path d="{drawn}"/></g>'
         )
     if len(found.proxies):
-        stars = "".join(paths(found.proxies, _STAR))
+        stars = "".join(_paths(found.proxies, _STAR))
         groups.append(f'<g class="proxies"><title>proxies of training classes</title><path d="{stars}"/></g>')
     return (
         f'<svg class="map" viewBox="0 0 {SIDE} {SIDE}" role="img" aria-label="{escape(title)}">{"".join(groups)}</svg>'
     )
+
+
+def _paths(positions: Floats, shape: str) -> Iterator[str]:
+    scale = SIDE - 2 * MARGIN
+    for x, y in positions:
+        yield f"M{MARGIN + x * scale:.1f} {MARGIN + (1 - y) * scale:.1f}{shape}"

@@ -13,7 +13,7 @@ from nearkin.console import Reporter
 from nearkin.data.images import Images
 from nearkin.data.pixels.open import keep_images_open
 from nearkin.errors import NearkinError
-from nearkin.evaluation import CLUSTERING, evaluate_under, protocol_of
+from nearkin.evaluation import evaluate_under, parse_metric, protocol_of
 from nearkin.files import Json, read_json
 from nearkin.report.picture_sheets import nearest_rows
 from nearkin.space import Space
@@ -127,7 +127,7 @@ def _measure(label: Label, folder: RunFolder, config: Json, result: Json, embedd
         protocol,
         x,
         images.labels.to(x.device),
-        metrics=[name for name in asked if name not in CLUSTERING and not RunMetric.parse(name).joint_dim],
+        metrics=[name for name in asked if not RunMetric.parse(name).joint_dim and parse_metric(name).per_query],
         per_query=True,
         space=space,
     )

@@ -36,7 +36,7 @@ def report_page(runs: Sequence[MeasuredRun], *, title: str, points: int, reporte
     report = ReportData(runs, by_method(runs), Thumbnails(runs[0].images), points)
     makers = [sections.about, sections.scores]
     if len(runs) > 1:
-        makers += [sections.tests]
+        makers += [sections.significance]
     if len(report.methods) > 1:
         makers += [sections.ranking, pictures.retrievals]
     makers += [

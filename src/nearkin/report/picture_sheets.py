@@ -9,7 +9,7 @@ from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
 from nearkin.data.images import Images
-from nearkin.data.letters import own_fonts
+from nearkin.data.letters import matplotlib_fonts
 from nearkin.data.pixels.decode import BadImage, decode_file
 from nearkin.errors import NearkinError
 from nearkin.files import atomic_file
@@ -148,7 +148,7 @@ def _fit(text: str, size: int, width: float) -> str:
 
 @cache
 def _font(size: int) -> ImageFont.FreeTypeFont:
-    return ImageFont.truetype(str(own_fonts() / "DejaVuSans.ttf"), size, layout_engine=ImageFont.Layout.BASIC)
+    return ImageFont.truetype(str(matplotlib_fonts() / "DejaVuSans.ttf"), size, layout_engine=ImageFont.Layout.BASIC)
 
 
 def nearest_rows(x: Tensor, images: Images, queries: Tensor, k: int, space: Space) -> tuple[Tensor, Tensor]:

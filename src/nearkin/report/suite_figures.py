@@ -1,22 +1,21 @@
-"""A sorted suite at a glance: a line for each row, a dot for each seed, and how far all of it is from the baseline."""
-# MERGED: The figure of a suite: our means and their standard errors along its axis, the paper's numbers hollow beside them; of
+"""Figures of a suite: its scores along an axis beside the paper's numbers, or its rows ranked by score."""
 
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from nearkin.benchmark.runner import Board
-from nearkin.benchmark.suite import Axes, Part, Row
-from nearkin.benchmark.tables import finished, mark, row_tests, suite_tables
+from nearkin.benchmark.runner import SuiteResults
+from nearkin.benchmark.suite import Axes, Row, SuiteData
+from nearkin.benchmark.tables import mark, row_runs, row_tests, suite_tables
 from nearkin.console import markdown
 from nearkin.evaluation.statistics import Summary, summary
-from nearkin.files import whole_file
-from nearkin.report.charts import INK, PALETTE, STYLE, look, rendered
+from nearkin.files import atomic_file
+from nearkin.report.charts import INK, PALETTE, curve_style, figure_style, new_figure, save_figure
 from nearkin.training.run_folder import CHOSEN
 
 
-class Ranked(NamedTuple):
-    """A measured row: its scores by seed, and the mark it has in the table."""
+class RankedRow(NamedTuple):
+    """A measured row: its scores by seed, and its mark in the table."""
 
     name: str
     scores: list[float]
@@ -24,39 +23,38 @@ class Ranked(NamedTuple):
 
     @property
     def mean(self) -> float:
-        """What it is sorted by."""
+        """Mean score over the seeds."""
         return sum(self.scores) / len(self.scores)
 
 
-class Ranking(NamedTuple):
-    """What is drawn of one data set."""
+class SuiteRanking(NamedTuple):
+    """The rows of a suite on one data set, ranked."""
 
-    rows: list[Ranked]  # the best first
-    base: float | None  # the mean of the suite's baseline
-    untrained: float | None  # the network as it was before training, under the baseline's head
+    rows: list[RankedRow]  # best first
+    base: float | None  # mean of the suite's baseline
+    untrained: float | None  # mean of the baseline's network before training
 
 
-def ranking(board: Board, part: Part) -> Ranking:
-    """The rows of a suite that were trained and measured, by the metric that sorts it."""
-    suite = board.sheet.suite
+def ranking(results: SuiteResults, dataset: SuiteData) -> SuiteRanking:
+    """The trained and measured rows of a suite, ranked by the metric that sorts it."""
+    suite = results.planned.suite
     metric = suite.sort
-    ours = {row.name: finished(board, row, part) for row in suite.rows.values()}
+    ours = {row.name: row_runs(results, row, dataset) for row in suite.rows.values()}
     tests = row_tests(suite, ours, metric)
-    trained = {name: own for name, own in ours.items() if own.which == "scores" and own.values(metric)}
-    rows = [Ranked(name, list(own.values(metric).values()), mark(tests.get(name))) for name, own in trained.items()]
+    trained = {name: runs for name, runs in ours.items() if runs.which == "scores" and runs.values(metric)}
+    rows = [
+        RankedRow(name, list(runs.values(metric).values()), mark(tests.get(name))) for name, runs in trained.items()
+    ]
     rows.sort(key=lambda row: -row.mean)
     base = next((row.mean for row in rows if row.name == suite.baseline), None)
     before = [run["before"][metric] for run in ours[suite.baseline].runs.values()] if base is not None else []
-    return Ranking(rows, base, sum(before) / len(before) if before else None)
+    return SuiteRanking(rows, base, sum(before) / len(before) if before else None)
 
 
-def draw_ranking(found: Ranking, *, metric: str, title: str) -> Any:
-    """The chart; what lies below the untrained network is written at the left edge, or it would squeeze the rest."""
-    from matplotlib import rc_context
-    from matplotlib.figure import Figure
-
-    with rc_context(STYLE):
-        figure = Figure(figsize=(7.2, 1.4 + 0.19 * len(found.rows)), layout="constrained")
+def draw_ranking(found: SuiteRanking, *, metric: str, title: str) -> Any:
+    """A row of dots per suite row. Means far below the untrained network are written at the left edge."""
+    with figure_style():
+        figure = new_figure(7.2, 1.4 + 0.19 * len(found.rows))
         plot = figure.subplots()
         edge = _edge(found)
         for place, row in enumerate(found.rows):
@@ -66,7 +64,7 @@ def draw_ranking(found: Ranking, *, metric: str, title: str) -> Any:
                 plot.plot([row.mean], [place], "|", color=INK, markersize=11, markeredgewidth=1.6)
             else:
                 plot.text(edge, place, f" ◂ {row.mean:.1f}", va="center", fontsize=8, color=INK)
-        lines = ((found.base, "-", "baseline ", "right"), (found.untrained, ":", " not trained", "left"))
+        lines = ((found.base, "-", "baseline ", "right"), (found.untrained, ":", " untrained", "left"))
         for value, style, words, side in lines:
             if value is not None:
                 plot.axvline(value, linestyle=style, color=INK, linewidth=0.9, zorder=0.5)
@@ -78,136 +76,130 @@ def draw_ranking(found: Ranking, *, metric: str, title: str) -> Any:
         plot.set_xlabel(f"{metric}, percent")
         plot.set_title(title, fontsize=9, loc="left", wrap=True)
         words = (
-            "A dot for each seed, a bar at their mean; ◂: the mean lies further left. Lines: the suite's baseline, and "
-            "the network before training.\n↑ ↓: differs from the baseline by the test of the table."
+            "Dots: seeds; bars: means; ◂: the mean lies further left. Lines: the suite's baseline, and the network "
+            "before training.\n↑ ↓: significantly above or below the baseline by the test of the table."
         )
         figure.supxlabel(words, fontsize=7, color=INK)
     return figure
 
 
-def _edge(found: Ranking) -> float:
-    """Where the chart begins: a little below the untrained network, or below the lowest score."""
+def _edge(found: SuiteRanking) -> float:
+    """Left end of the axis: a little below the untrained network, or below the lowest score."""
     scores: Sequence[float] = [score for row in found.rows for score in row.scores]
     low = min(scores) if found.untrained is None else max(min(scores), min(found.untrained, max(scores)))
     return low - 0.12 * (max(scores) - low) - 0.1
 
 
 class Point(NamedTuple):
-    """A row in the figure; `x` is None where it is a horizontal line."""
+    """A suite row in the figure; a row without `x` is a horizontal line."""
 
     name: str
     x: float | None
     ours: Summary
     paper: float | None
-    network: str  # the paper's
+    paper_network: str
 
 
 class Curves(NamedTuple):
-    """What is drawn of one data set."""
+    """The curves and lines of one data set."""
 
-    series: dict[str, list[Point]]  # by x
+    series: dict[str, list[Point]]  # sorted by x
     lines: list[Point]
     caption: str
 
     @property
-    def anything(self) -> bool:
-        """Whether there is a number to draw."""
+    def has_numbers(self) -> bool:
+        """Whether there is anything to draw."""
         points = [*self.lines, *(point for series in self.series.values() for point in series)]
         return any(point.ours.n or point.paper is not None for point in points)
 
 
-def write_suite(board: Board, out: Path) -> list[Path]:
-    """The table as SUITE.md below `out`, and the figures; nothing where no run of the suite is finished."""
-    if not any(cell.id in board.results for cell in board.sheet.cells):
+def write_suite(results: SuiteResults, out: Path) -> list[Path]:
+    """Write SUITE.md and the figures to `out`; nothing if no run of the suite is finished."""
+    if not any(cell.id in results.runs for cell in results.planned.runs):
         return []
-    table = out / f"{board.sheet.suite.name}.md"
-    with whole_file(table) as temporary:
-        temporary.write_text(markdown(suite_tables(board), level=1), encoding="utf-8")
-    return [table, *write_figures(board, out)]
+    table = out / f"{results.planned.suite.name}.md"
+    with atomic_file(table) as temporary:
+        temporary.write_text(markdown(suite_tables(results), level=1), encoding="utf-8")
+    return [table, *write_figures(results, out)]
 
 
-def write_figures(board: Board, out: Path) -> list[Path]:
-    """A PNG and an SVG a data set of which there are numbers, as SUITE-DATA.png below `out`.
-
-    None of a suite with neither [figure] nor sort.
-    """
+def write_figures(results: SuiteResults, out: Path) -> list[Path]:
+    """Write SUITE-DATA.png and .svg per data set with numbers; none for a suite with neither [figure] nor sort."""
     written = []
-    for part in board.sheet.suite.parts.values():
-        figure = _figure(board, part)
+    for dataset in results.planned.suite.data.values():
+        figure = _figure(results, dataset)
         for form in ("png", "svg") if figure else ():
-            path = out / f"{board.sheet.suite.name}-{part.name}.{form}"
-            with whole_file(path) as temporary:
-                temporary.write_bytes(rendered(figure, form))
-            written.append(path)
+            path = out / f"{results.planned.suite.name}-{dataset.name}.{form}"
+            written.append(save_figure(figure, path))
     return written
 
 
-def _figure(board: Board, part: Part) -> Any:
-    suite = board.sheet.suite
-    title = f"{suite.title} ({part.name})"
+def _figure(results: SuiteResults, dataset: SuiteData) -> Any:
+    suite = results.planned.suite
+    title = f"{suite.title} ({dataset.name})"
     if suite.figure is not None:
-        found = curves(board, part, suite.figure)
-        return _draw(found, suite.figure, title) if found.anything else None
-    if suite.sort not in part.metrics:
+        found = curves(results, dataset, suite.figure)
+        return _draw(found, suite.figure, title) if found.has_numbers else None
+    if suite.sort not in dataset.metrics:
         return None
-    ranked = ranking(board, part)
+    ranked = ranking(results, dataset)
     return draw_ranking(ranked, metric=suite.sort, title=title) if len(ranked.rows) > 1 else None
 
 
-def curves(board: Board, part: Part, axes: Axes) -> Curves:
-    """The numbers of one data set: curves by series, horizontal lines, and what one has to know of them."""
-    rows = [row for row in board.sheet.suite.rows.values() if part.name in row.methods or part.name in row.paper]
-    points = [_point(board, row, part, axes.metric) for row in rows]
+def curves(results: SuiteResults, dataset: SuiteData, axes: Axes) -> Curves:
+    """The numbers of one data set: curves by series, horizontal lines, and a caption."""
+    rows = [
+        row for row in results.planned.suite.rows.values() if dataset.name in row.methods or dataset.name in row.paper
+    ]
+    points = [_point(results, row, dataset, axes.metric) for row in rows]
     series: dict[str, list[Point]] = {}
     for row, point in zip(rows, points, strict=True):
         if point.x is not None:
             series.setdefault(row.series or "ours", []).append(point)
     for curve in series.values():
         curve.sort(key=lambda point: point.x or 0.0)
-    runs = [run for row in rows for run in finished(board, row, part).runs.values()]
+    runs = [run for row in rows for run in row_runs(results, row, dataset).runs.values()]
     return Curves(series, [point for point in points if point.x is None], _caption(points, runs))
 
 
-def _point(board: Board, row: Row, part: Part, metric: str) -> Point:
-    ours = summary(list(finished(board, row, part).values(metric).values()))
-    paper = row.paper.get(part.name, {}).get(metric)
+def _point(results: SuiteResults, row: Row, dataset: SuiteData, metric: str) -> Point:
+    ours = summary(list(row_runs(results, row, dataset).values(metric).values()))
+    paper = row.paper.get(dataset.name, {}).get(metric)
     return Point(row.name, row.x, ours, None if paper is None else paper.value, row.backbone)
 
 
 def _caption(points: Sequence[Point], runs: Sequence[Any]) -> str:
-    networks = ", ".join(sorted({point.network for point in points if point.paper is not None}))
+    networks = ", ".join(sorted({point.paper_network for point in points if point.paper is not None}))
     hollow = f"Hollow: the paper's numbers ({networks})." if networks else ""
     if not runs:
         return hollow
     counts = sorted({point.ours.n for point in points if point.ours.n})
     seeds = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
-    what = f"mean over {seeds} seeds" if counts[-1] > 1 else "one seed"
+    means = f"mean over {seeds} seeds" if counts[-1] > 1 else "one seed"
     bars = ", bars are the standard error" if counts[-1] > 1 else ""
     ours = ", ".join(sorted({run["settings"]["backbone"] for run in runs}))
     chosen = ", ".join(dict.fromkeys(CHOSEN[run["select"]] for run in runs))
-    return f"Ours ({ours}): {what}{bars}; epoch: {chosen}. {hollow}".strip()
+    return f"Ours ({ours}): {means}{bars}; epoch: {chosen}. {hollow}".strip()
 
 
 def _draw(found: Curves, axes: Axes, title: str) -> Any:
-    from matplotlib import rc_context
-    from matplotlib.figure import Figure
-
-    with rc_context(STYLE):
-        figure = Figure(figsize=(5.6, 3.9), layout="constrained")
+    with figure_style():
+        figure = new_figure(5.6, 3.9)
         plot = figure.subplots()
         for number, (name, points) in enumerate(found.series.items()):
-            _curve(plot, name, points, look(number))
+            _curve(plot, name, points, curve_style(number))
         for number, point in enumerate(found.lines):
             _line(plot, point, ("--", "-.", ":")[number % 3])
         plot.set_xscale(axes.scale)
         places = sorted({point.x for points in found.series.values() for point in points if point.x is not None})
-        if len(places) <= 12:  # more would write over each other
+        if len(places) <= 12:  # more would overlap
             plot.set_xticks(places, [f"{x:g}" for x in places])
             plot.minorticks_off()
         plot.set_xlabel(axes.x)
         plot.set_ylabel(f"{axes.metric}, percent")
         plot.set_title(title, fontsize=9, loc="left", wrap=True)
-        plot.legend(fontsize=8, frameon=True, framealpha=0.9, edgecolor="none")  # lines may run behind it
+        plot.legend(fontsize=8, frameon=True, framealpha=0.9, edgecolor="none")  # opaque, lines may pass behind it
         figure.supxlabel(found.caption, fontsize=7, color=INK, wrap=True)
     return figure
 

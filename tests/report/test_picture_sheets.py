@@ -1,4 +1,4 @@
-"""Contact sheets: every picture in its place, frames in their colour, words that fit."""
+"""Picture sheets: positions of pictures, colours of frames, text that fits."""
 
 import pytest
 import torch
@@ -6,7 +6,7 @@ from PIL import Image
 
 from nearkin.data import Images
 from nearkin.errors import NearkinError
-from nearkin.report.sheets import CAPTION, GAP, RIGHT, WRONG, _fit, _font, class_sheet, contact_sheet
+from nearkin.report.picture_sheets import CAPTION, GAP, RIGHT, WRONG, _fit, _font, class_sheet, contact_sheet
 
 RED, BLUE, WHITE = (255, 0, 0), (0, 0, 255), (255, 255, 255)
 
@@ -45,7 +45,7 @@ def test_frames_have_their_colour():
     assert edge == [rgb(RIGHT), rgb(WRONG), (0, 0, 0)]
 
 
-def test_captions_labels_and_title_leave_ink_where_they_belong():
+def test_captions_labels_and_title_are_drawn_in_their_places():
     picture = Image.new("RGB", (8, 8), WHITE)
     bare = contact_sheet([picture], columns=1, cell=60)
     told = contact_sheet(
@@ -64,7 +64,7 @@ def test_captions_labels_and_title_leave_ink_where_they_belong():
     assert not ink((left, top, left + 60, top + 60))
 
 
-def test_words_are_cut_to_the_width():
+def test_text_is_cut_to_the_width():
     words = _fit("a very long caption that cannot fit", CAPTION, 80)
     assert words.endswith("…")
     assert _font(CAPTION).getlength(words) <= 80
@@ -80,7 +80,7 @@ def test_counts_must_match():
         contact_sheet([torch.zeros(3, 4, 4)])
 
 
-def test_class_sheet_reads_files_and_crosses_out_what_it_cannot(tmp_path):
+def test_class_sheet_crosses_out_unreadable_files(tmp_path):
     paths = [tmp_path / f"{n}.png" for n in range(3)]
     for path, colour in zip(paths, (RED, BLUE, RED), strict=True):
         Image.new("RGB", (40, 30), colour).save(path)
