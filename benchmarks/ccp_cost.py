@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from nearkin.files import write_json
 from nearkin.methods.catalogue import method
 from nearkin.methods.proxies import distances
-from nearkin.networks.backbones import natural_plan
+from nearkin.networks.backbones import backbone_settings
 from nearkin.training.model import build_embedder
 from nearkin.training.plan import make_plan
 
@@ -47,7 +47,7 @@ SMALL = Size(10, 2, 8, 50, 5, 2, 16)
 def step_of(spec: str, backbone: str, size: Size, device: torch.device) -> Work:
     settings = {"backbone": backbone, "weights": "none", "dim": size.dim, "device": str(device), "optimiser": "adam"}
     settings |= {"space": "ball", "pool": "avg", "bias": False, "clip_norm": 10.0, "compile": device.type == "cuda"}
-    plan = make_plan({**settings, "clip_value": 0}, natural_plan(backbone))
+    plan = make_plan({**settings, "clip_value": 0}, backbone_settings(backbone))
     torch.manual_seed(0)
     m = method(spec, classes=size.classes, dim=size.dim, space=plan.space)
     embedder = build_embedder(plan, m.space).to(device, memory_format=torch.channels_last)

@@ -27,7 +27,7 @@ from nearkin.evaluation.statistics import Comparison, against, summary
 from nearkin.files import read_json, write_json
 from nearkin.methods.base import Step
 from nearkin.methods.catalogue import method
-from nearkin.networks.backbones import natural_plan
+from nearkin.networks.backbones import backbone_settings
 from nearkin.space import Space
 from nearkin.training.model import Model, build_embedder
 from nearkin.training.plan import make_plan
@@ -49,7 +49,7 @@ class Known(NamedTuple):
 
 def features(images: Images) -> Known:
     """What the network without a head sees of each image."""
-    plan = make_plan({"backbone": "lite0", "dim": 0, "pool": "avg", "device": "cpu"}, natural_plan("lite0"))
+    plan = make_plan({"backbone": "lite0", "dim": 0, "pool": "avg", "device": "cpu"}, backbone_settings("lite0"))
     model = Model(build_embedder(plan, "euclidean"), plan, images.names)
     return Known(model.embed(list(images.sources)), images.labels)
 

@@ -9,7 +9,7 @@ import shlex
 from pathlib import Path
 
 from nearkin.files import read_json, write_json
-from nearkin.networks.backbones import natural_plan
+from nearkin.networks.backbones import backbone_settings
 from nearkin.training.plan import Plan
 from nearkin.training.run_folder import RunFolder
 
@@ -17,7 +17,7 @@ from nearkin.training.run_folder import RunFolder
 def command(plan: dict[str, object]) -> str:
     """The command line that trains this plan; only what differs from the defaults is said."""
     backbone = str(plan["backbone"])
-    default = json.loads(json.dumps({**vars(Plan()), **natural_plan(backbone)}))
+    default = json.loads(json.dumps({**vars(Plan()), **backbone_settings(backbone)}))
     words = ["nearkin", "train"]
     for name, value in plan.items():
         if value != default[name]:

@@ -18,7 +18,7 @@ import nearkin as nk
 from nearkin.data.images import Images
 from nearkin.data.splits import held_out
 from nearkin.files import write_json
-from nearkin.networks.backbones import natural_plan, trunk
+from nearkin.networks.backbones import backbone_settings, build_trunk
 from nearkin.networks.embedder import Embedder
 from nearkin.training.model import Model
 from nearkin.training.plan import make_plan
@@ -27,8 +27,8 @@ from nearkin.training.plan import make_plan
 def untrained(images: Images, seed: int) -> torch.Tensor:
     """Embeddings by a network with random weights."""
     torch.manual_seed(seed)
-    plan = make_plan({"device": "cpu"}, natural_plan("conv4"))
-    return Model(Embedder(trunk("conv4"), dim=plan.dim, pool=plan.pool), plan, images.names).embed(images.sources)
+    plan = make_plan({"device": "cpu"}, backbone_settings("conv4"))
+    return Model(Embedder(build_trunk("conv4"), dim=plan.dim, pool=plan.pool), plan, images.names).embed(images.sources)
 
 
 def recall_at_1(x: torch.Tensor, images: Images) -> float:

@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from nearkin.files import write_json
 from nearkin.methods.base import Method, Step
 from nearkin.methods.catalogue import method
-from nearkin.networks.backbones import natural_plan
+from nearkin.networks.backbones import backbone_settings
 from nearkin.training.model import build_embedder
 from nearkin.training.plan import make_plan
 
@@ -79,7 +79,7 @@ def method_alone(spec: str, size: Size, device: torch.device) -> Work:
 
 def whole_step(spec: str, size: Size, device: torch.device) -> Work:
     settings = {"backbone": "lite0", "weights": "none", "dim": size.dim, "size": size.pixels, "device": str(device)}
-    plan = make_plan({**settings, "batch": size.batch, "compile": device.type == "cuda"}, natural_plan("lite0"))
+    plan = make_plan({**settings, "batch": size.batch, "compile": device.type == "cuda"}, backbone_settings("lite0"))
     m = warmed(spec, size, device)
     embedder = build_embedder(plan, m.space).to(device, memory_format=torch.channels_last)
     return training_step(m, embedder, plan, torch.randint(size.classes, (size.batch,), device=device))

@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 
 from nearkin.files import write_json, write_tensors
-from nearkin.networks.backbones import natural_plan
+from nearkin.networks.backbones import backbone_settings
 from nearkin.training.model import Model, build_embedder
 from nearkin.training.plan import make_plan
 from nearkin.training.run_folder import RunFolder
@@ -17,7 +17,7 @@ from nearkin.training.run_folder import RunFolder
 
 def make_run(folder: Path, *, names: tuple[str, ...] = (), seed: int = 0, **settings: Any) -> Path:
     """A run folder with random weights."""
-    plan = make_plan({"dim": 8, "device": "cpu", **settings}, natural_plan("conv4"))
+    plan = make_plan({"dim": 8, "device": "cpu", **settings}, backbone_settings("conv4"))
     torch.manual_seed(seed)
     embedder = build_embedder(plan, "cosine")
     run = RunFolder(folder)

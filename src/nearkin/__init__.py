@@ -11,13 +11,15 @@ model = nk.load(run.path)
 from nearkin.data import DATASETS, load_dataset
 from nearkin.errors import NearkinError
 from nearkin.evaluation import evaluate
-from nearkin.files import VERSION as __version__
+from nearkin.files import VERSION
 from nearkin.methods.catalogue import method
 from nearkin.methods.losses import LOSSES
 from nearkin.methods.strategies import STRATEGIES
 from nearkin.networks.backbones import BACKBONES
 from nearkin.training.launch import train
 from nearkin.training.model import Model, load
+
+__version__ = VERSION
 
 __all__ = [
     "BACKBONES",

@@ -1,4 +1,4 @@
-"""The one kind of error a user can cause: a sentence that says what was wrong, where, and what to do."""
+"""The error a user can cause: a sentence that says what is wrong, where, and what to do."""
 
 import math
 
@@ -8,14 +8,19 @@ class NearkinError(ValueError):
 
 
 def above_zero(what: str, **options: float) -> None:
-    """Refuse an option that is no finite number above 0."""
+    """Raise an error unless every option is a finite number above 0."""
     for name, value in options.items():
         if not 0 < value < math.inf:  # NaN is neither
-            raise NearkinError(f"{what}: {name} is a number above 0, not {value}.")
+            raise NearkinError(f"{what}: {name} must be a number above 0, not {value}.")
 
 
 def zero_or_more(what: str, **options: float) -> None:
-    """Refuse an option that is no finite number of at least 0."""
+    """Raise an error unless every option is a finite number of at least 0."""
     for name, value in options.items():
         if not 0 <= value < math.inf:
-            raise NearkinError(f"{what}: {name} is a number of at least 0, not {value}.")
+            raise NearkinError(f"{what}: {name} must be a number of at least 0, not {value}.")
+
+
+def first_line(error: Exception) -> str:
+    """Return the first line of another library's error, or its type if it has no text."""
+    return next(iter(str(error).splitlines()), "") or type(error).__name__

@@ -39,7 +39,7 @@ def cache_dir() -> Path:
 
 @contextmanager
 def atomic_file(path: Path) -> Iterator[Path]:
-    """Yield a temporary path that replaces `path` at the end, once it is on disk; after an error `path` is unchanged."""
+    """Yield a temporary path that replaces `path` once it is on disk; an error leaves `path` unchanged."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:

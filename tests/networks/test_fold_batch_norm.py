@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from nearkin.networks.backbones import trunk
+from nearkin.networks.backbones import build_trunk
 from nearkin.networks.fold_batch_norm import fold_batch_norms
 
 
@@ -99,7 +99,7 @@ def test_a_convolution_that_feeds_something_else_too_is_not_folded():
 
 
 def test_a_whole_backbone_folds():
-    net = trunk("lite0", weights="none", size=64)
+    net = build_trunk("lite0", weights="none", size=64)
     assert sum(hasattr(m, "folded") for m in net.modules()) == 49
 
 

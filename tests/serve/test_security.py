@@ -301,7 +301,7 @@ def is_closed(connection):
 
 
 def test_who_does_not_ask_is_shown_out(index, live, monkeypatch):
-    monkeypatch.setattr("nearkin.serve.server.SECONDS", 0.3)
+    monkeypatch.setattr("nearkin.serve.server.CHECK_SECONDS", 0.3)
     address = live(make_app(index, None))
     half = b"GET / HTTP/1.1\r\nHost: local"
     whole = b"GET /api/about HTTP/1.1\r\nHost: localhost\r\n\r\n"
@@ -313,7 +313,7 @@ def test_who_does_not_ask_is_shown_out(index, live, monkeypatch):
 
 
 def test_who_is_silent_gives_up_its_place_to_who_asks(index, live, monkeypatch):
-    monkeypatch.setattr("nearkin.serve.server.PLACES", 20)
+    monkeypatch.setattr("nearkin.serve.server.MAX_CONNECTIONS", 20)
     address = live(make_app(index, None))
     with ExitStack() as stack:
         crowd = [stack.enter_context(silent(address, b"GET / HT")) for _ in range(60)]
@@ -328,8 +328,8 @@ def test_who_is_silent_gives_up_its_place_to_who_asks(index, live, monkeypatch):
 @pytest.mark.parametrize("requests", [1, 2])
 def test_who_does_not_take_its_answer_is_shown_out(index, live, monkeypatch, requests):
     """An answer that the sockets cannot hold, which nobody reads; the second one waits for the first to be taken."""
-    monkeypatch.setattr("nearkin.serve.server.SECONDS", 0.3)
-    monkeypatch.setattr("nearkin.serve.map.Atlas.get", lambda _self: b" " * 20_000_000)
+    monkeypatch.setattr("nearkin.serve.server.CHECK_SECONDS", 0.3)
+    monkeypatch.setattr("nearkin.serve.map.IndexMap.get", lambda _self: b" " * 20_000_000)
     address = live(make_app(index, None))
     with silent(address, b"GET /api/map HTTP/1.1\r\nHost: localhost\r\n\r\n" * requests) as connection:
         time.sleep(1.5)
@@ -341,8 +341,8 @@ def test_who_does_not_take_its_answer_is_shown_out(index, live, monkeypatch, req
 
 
 def test_who_takes_its_answer_slowly_gets_it_whole(index, live, monkeypatch):
-    monkeypatch.setattr("nearkin.serve.server.SECONDS", 0.2)
-    monkeypatch.setattr("nearkin.serve.map.Atlas.get", lambda _self: b" " * 20_000_000)
+    monkeypatch.setattr("nearkin.serve.server.CHECK_SECONDS", 0.2)
+    monkeypatch.setattr("nearkin.serve.map.IndexMap.get", lambda _self: b" " * 20_000_000)
     address = live(make_app(index, None))
     read = 0
     with silent(address, b"GET /api/map HTTP/1.1\r\nHost: localhost\r\n\r\n") as connection:
@@ -434,7 +434,7 @@ def test_without_the_token_there_is_nothing_but_the_question_for_it(index):
         ):
             answer = client.get(path)
             assert answer.status_code == 401
-            assert answer.json() == {"error": "This server asks for a token."}
+            assert answer.json() == {"error": "This server needs a token."}
             assert answer.headers["www-authenticate"] == "Bearer"
         page = client.get("/", headers={"accept": "text/html"})
         assert page.status_code == 401
@@ -513,4 +513,4 @@ def test_a_limit_that_is_none_is_refused_before_anything_starts(megabytes, monke
     with pytest.raises(SystemExit) as stopped:
         cli.main()
     assert stopped.value.code == 2
-    assert "max_upload_mb is a number above 0" in capsys.readouterr().err
+    assert "max_upload_mb must be a number above 0" in capsys.readouterr().err

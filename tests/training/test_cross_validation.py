@@ -12,7 +12,7 @@ from made import make_images
 import nearkin as nk
 from nearkin.benchmark.results import query_file, read_queries
 from nearkin.benchmark.runner import bench
-from nearkin.data.image_files import gather
+from nearkin.data.image_files import list_images
 from nearkin.evaluation import evaluate
 from nearkin.files import read_json, read_tensors, write_json
 from nearkin.search.build import index_images
@@ -90,7 +90,7 @@ def test_all_models_search_as_one(done, tmp_path):
     """Hits are the nearest by the embeddings side by side, as points of the ball."""
     (run,) = done.runs
     make_images(tmp_path / "images", classes=4, each=3)
-    found = gather([tmp_path / "images"])
+    found = list_images([tmp_path / "images"])
     index_images(run.path, found, tmp_path / "index", device="cpu")
     with open_index(tmp_path / "index") as index:
         assert index.dim == 24
@@ -296,16 +296,16 @@ def test_a_suite_of_folds(tmp_path, monkeypatch):
 
     suite, out = tmp_path / "folds.toml", tmp_path / "out"
     suite.write_text(SUITE)
-    board = bench(suite, out=out, settings={"device": "cpu"})
-    assert not board.failed
-    for key, record in board.results.items():
+    results = bench(suite, out=out, settings={"device": "cpu"})
+    assert not results.failed
+    for key, record in results.runs.items():
         queries = read_queries(query_file(out, key))
         for metric in ("MAP@R", "MAP@R 16-d"):
             assert float(queries.values[metric].mean()) == pytest.approx(record["scores"][metric], abs=1e-3)
         assert record["settings"]["folds"] == 2
-    (table,) = suite_tables(board)
+    (table,) = suite_tables(results)
     row = dict(zip(table.header, table.cells[0], strict=True))
-    scores = board.results[board.sheet.cells[0].id]["scores"]
+    scores = results.runs[results.planned.runs[0].id]["scores"]
     assert row["MAP@R 16-d ours"] == f"{scores['MAP@R 16-d']:.2f}"
     assert row["MAP@R 16-d paper"] == "12.3"
     monkeypatch.setattr(
@@ -313,7 +313,7 @@ def test_a_suite_of_folds(tmp_path, monkeypatch):
     )
     suite.write_text(SUITE.replace('"MAP@R 16-d"]', '"P@3 16-d"]'))
     more = bench(suite, out=out, rows=["C2"], settings={"device": "cpu"})
-    assert 0 < more.results[more.sheet.cells[0].id]["scores"]["P@3 16-d"] < 100
+    assert 0 < more.runs[more.planned.runs[0].id]["scores"]["P@3 16-d"] < 100
 
 
 def test_the_command(tmp_path):

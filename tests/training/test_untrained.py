@@ -6,7 +6,7 @@ import torch
 import nearkin as nk
 from nearkin.errors import NearkinError
 from nearkin.files import read_json
-from nearkin.networks.backbones import trunk
+from nearkin.networks.backbones import build_trunk
 from nearkin.networks.embedder import Embedder
 from nearkin.space import Space
 from nearkin.training.model import load_untrained
@@ -18,7 +18,7 @@ SMALL = {"data": "glyphs(classes=8)", "backbone": "conv4", "batch": 20, "metrics
 
 @pytest.mark.parametrize("pool", ["avg", "avg+max"])
 def test_without_a_head_the_embedding_is_the_pooled_features(pool):
-    embedder = Embedder(trunk("conv4"), dim=0, pool=pool).eval()
+    embedder = Embedder(build_trunk("conv4"), dim=0, pool=pool).eval()
     x = torch.randn(3, 1, 32, 32, generator=torch.Generator().manual_seed(0))
     assert embedder.dim == 64
     assert torch.equal(embedder(x), Space.COSINE.project(embedder.features(x)))

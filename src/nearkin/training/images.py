@@ -8,7 +8,8 @@ from torch import Tensor
 from nearkin.console import Reporter
 from nearkin.data.images import Dataset, Images
 from nearkin.data.pixels.decode import BadImage
-from nearkin.data.pixels.open import Store, describe_left_out, open_store
+from nearkin.data.pixels.open import describe_left_out, open_store
+from nearkin.data.pixels.stores import Store
 from nearkin.data.splits import held_out, sample_fraction
 from nearkin.evaluation import Scores, evaluate_under, protocol_of
 from nearkin.files import cache_dir

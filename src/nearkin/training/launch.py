@@ -14,7 +14,7 @@ from nearkin.data.pixels.views import augment
 from nearkin.errors import NearkinError
 from nearkin.files import Json, read_json, write_json
 from nearkin.methods.catalogue import method
-from nearkin.networks.backbones import natural_plan
+from nearkin.networks.backbones import backbone_settings
 from nearkin.training.folds import train_folds
 from nearkin.training.images import Embedded, open_images, training_images
 from nearkin.training.loop import Network, Training
@@ -154,7 +154,7 @@ def _open_run(out: str | Path | None, resume: bool, settings: dict[str, Any]) ->
             raise NearkinError(f"A resumed run has its own settings; leave out {', '.join(sorted(settings))}.")
         run = RunFolder(out)
         return run, make_plan(read_json(run.config)["plan"], {})
-    plan = make_plan(settings, natural_plan(settings.get("backbone", Plan.backbone)))
+    plan = make_plan(settings, backbone_settings(settings.get("backbone", Plan.backbone)))
     run = RunFolder(out or _new_folder(plan))
     if run.config.exists():
         raise NearkinError(f"{run.path} already holds a run: choose another --out, or continue it with --resume.")

@@ -19,7 +19,7 @@ from nearkin.data.pixels.views import Normalise, centre, short_side_for
 from nearkin.errors import NearkinError
 from nearkin.files import Json, content_digest, read_json, read_tensors
 from nearkin.methods.catalogue import method
-from nearkin.networks.backbones import Trunk, trunk
+from nearkin.networks.backbones import Trunk, build_trunk
 from nearkin.networks.embedder import Embedder
 from nearkin.networks.timm_models import set_drop_path
 from nearkin.training.optimiser import set_training
@@ -31,7 +31,7 @@ View = Callable[[Pixels], Tensor]
 
 def build_embedder(plan: Plan, space: str) -> Embedder:
     """The network of a plan, with the weights it begins with."""
-    body = trunk(plan.backbone, weights=plan.weights, size=plan.size or None)
+    body = build_trunk(plan.backbone, weights=plan.weights, size=plan.size or None)
     if plan.drop_path:
         set_drop_path(body, plan.drop_path)
     return Embedder(
@@ -46,7 +46,7 @@ def build_embedder(plan: Plan, space: str) -> Embedder:
 
 def embedding_dim(plan: Plan) -> int:
     """How many numbers an embedding of a plan's network has: where there is no head, the trunk's width."""
-    return plan.dim or trunk(plan.backbone, weights="none", size=plan.size or None).width
+    return plan.dim or build_trunk(plan.backbone, weights="none", size=plan.size or None).width
 
 
 def autocast(device: torch.device, precision: str) -> AbstractContextManager[object]:
@@ -63,7 +63,7 @@ class Ensemble(nn.Module):
         self.space, self.dim = parts[0].space, sum(part.dim for part in parts)
 
     @property
-    def trunk(self) -> Trunk:
+    def build_trunk(self) -> Trunk:
         """The first trunk, which stands for all of them: what images must be like."""
         return cast("Trunk", self.parts[0].trunk)
 

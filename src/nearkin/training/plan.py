@@ -11,6 +11,7 @@ from typing import Any, Literal, get_type_hints
 
 import torch
 
+from nearkin.data.datasets import dataset_names
 from nearkin.errors import NearkinError
 from nearkin.evaluation import DEFAULT_METRICS, parse_metric
 from nearkin.spec import fits, nearest, words
@@ -30,7 +31,7 @@ def setting(default: Any, help_text: str) -> Any:
 class Plan:
     """All settings of a run. Defaults are Proxy-Anchor's published ones; a backbone may bring its own."""
 
-    data: str = setting("glyphs", "What to train and test on: glyphs, folder:PATH, csv:PATH, cub:PATH, cars:PATH, …")
+    data: str = setting("glyphs", f"What to train and test on: {dataset_names()}.")
     method: str = setting(
         "proxy_anchor", "What to train with, as in 'xbm(contrastive, size=1024)'; see nearkin methods."
     )

@@ -57,7 +57,7 @@ def test_proxies_are_at_least_one_a_class_and_learn_forwards(name):
     for value in (0, -1):
         with pytest.raises(NearkinError, match="at least one class, dimension and proxy"):
             built(name, per_class=value)
-    with pytest.raises(NearkinError, match="Proxies: speed is a number of at least 0, not -1"):
+    with pytest.raises(NearkinError, match="Proxies: speed must be a number of at least 0, not -1"):
         built(name, speed=-1.0)
     built(name, speed=0.0)  # proxies that stay where they are
 

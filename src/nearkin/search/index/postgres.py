@@ -1,7 +1,7 @@
 """An index in PostgreSQL with pgvector: `postgresql://user@host/database`, and `?nearkin=NAME` for one of several.
 
-Its tables are NAME_items and NAME_about. Items come in by COPY, in one transaction a call; labels are filtered by the
-database, through an index of its own where that is faster. Kinds: exact (every row is compared) and hnsw.
+Its tables are NAME_items and NAME_about. Items are added by COPY, in one transaction per call. The database filters
+labels, through its own index if that is faster. Kinds: exact (every row is compared) and hnsw.
 """
 
 import json
@@ -17,13 +17,12 @@ import psycopg
 from pgvector.psycopg import register_vector
 from psycopg import sql
 
-from nearkin.errors import NearkinError
-from nearkin.networks.weights import one_line
+from nearkin.errors import NearkinError, first_line
 from nearkin.search.index.base import Batch, Floats, Hit, Index, Item, Items, Meta, NoIndex
 
 Connection = psycopg.Connection[Any]
 
-MOST_DIMENSIONS = 2000  # that pgvector's HNSW takes
+MAX_DIMENSIONS = 2000  # of pgvector's HNSW
 SCHEMA = """
 CREATE TABLE {about} (meta jsonb NOT NULL);
 CREATE TABLE {items} (
@@ -47,7 +46,7 @@ ORDER BY embedding {distance} %(query)s LIMIT %(k)s
 
 
 class PostgresIndex(Index):
-    """An index in a database. It may be used from many threads, and written to by many processes."""
+    """An index in a database. Many threads may use it, and many processes may write to it."""
 
     def __init__(self, url: str) -> None:
         self.address, self.name = split_url(url)
@@ -56,9 +55,9 @@ class PostgresIndex(Index):
 
     @classmethod
     def create(cls, url: str, meta: Meta) -> "PostgresIndex":
-        """New tables."""
-        if meta["kind"] == "hnsw" and meta["dim"] > MOST_DIMENSIONS:
-            raise NearkinError(f"pgvector's HNSW takes up to {MOST_DIMENSIONS} dimensions, not {meta['dim']}.")
+        """Create the tables."""
+        if meta["kind"] == "hnsw" and meta["dim"] > MAX_DIMENSIONS:
+            raise NearkinError(f"pgvector's HNSW supports up to {MAX_DIMENSIONS} dimensions, not {meta['dim']}.")
         address, name = split_url(url)
         with connected(address) as connection, connection.transaction():
             if _exists(connection, name):
@@ -70,7 +69,7 @@ class PostgresIndex(Index):
 
     @contextmanager
     def _connection(self) -> Iterator[Connection]:
-        """A connection that no other thread uses meanwhile; what goes wrong in the database is a sentence."""
+        """A connection for this thread alone; database errors become NearkinErrors."""
         try:
             connection = self.idle.get_nowait()
         except Empty:
@@ -80,7 +79,7 @@ class PostgresIndex(Index):
             with connection.transaction():
                 yield connection
         except psycopg.Error as error:
-            raise NearkinError(f"PostgreSQL could not do this: {one_line(error)}.") from None
+            raise NearkinError(f"PostgreSQL failed: {first_line(error)}.") from None
         finally:
             if connection.closed:
                 connection.close()
@@ -98,7 +97,7 @@ class PostgresIndex(Index):
     def _read_meta(self) -> Meta:
         with connected(self.address) as connection:
             if not _exists(connection, self.name):
-                raise NoIndex(f"There is no index {self.name!r} in the database: make one with nearkin index.")
+                raise NoIndex(f"There is no index {self.name!r} in the database: create one with nearkin index.")
             meta: Meta = self._do(connection, "SELECT meta FROM {about}").fetchone()[0]
         return meta
 
@@ -121,7 +120,6 @@ class PostgresIndex(Index):
             self._do(connection, ADD)
 
     def remove(self, ids: Sequence[str]) -> int:
-        """Remove items by their ids; how many of them were there."""
         with self._connection() as connection:
             count: int = self._do(connection, "DELETE FROM {items} WHERE id = ANY(%s)", [list(ids)]).rowcount
         return count
@@ -141,7 +139,7 @@ class PostgresIndex(Index):
         distance = "<->" if self.space.by_distance else "<#>"  # the latter is −x·v
         among = _conditions(labels, exclude)
         text = sql.SQL(SEARCH).format(**_tables(self.name), distance=sql.SQL(distance), among=among)
-        given = {"k": k, "labels": labels, "exclude": exclude}
+        values = {"k": k, "labels": labels, "exclude": exclude}
         found = []
         with self._connection() as connection:
             if exact or self.kind == "exact":
@@ -150,7 +148,7 @@ class PostgresIndex(Index):
                 connection.execute(sql.SQL("SET LOCAL hnsw.ef_search = {}").format(sql.Literal(self.meta["effort"])))
                 connection.execute("SET LOCAL hnsw.iterative_scan = strict_order")
             for query in queries:
-                rows = connection.execute(text, {**given, "query": query}).fetchall()
+                rows = connection.execute(text, {**values, "query": query}).fetchall()
                 found.append([Hit(name, path, label, self._similarity(d)) for name, path, label, d in rows])
         return found
 
@@ -166,12 +164,10 @@ class PostgresIndex(Index):
         return [Item(*row) for row in rows]
 
     def items(self) -> Items:
-        """Ids, paths and labels of all items."""
         rows = self._rows("SELECT id, path, label FROM {items} ORDER BY key")
         return Items([row[0] for row in rows], [row[1] for row in rows], [row[2] for row in rows])
 
     def embeddings(self, ids: Sequence[str] | None = None) -> Floats:
-        """The embeddings [N, D] of all items in the order of `items`, or of some ids in theirs."""
         if ids is None:
             rows = [row[0] for row in self._rows("SELECT embedding FROM {items} ORDER BY key")]
         else:
@@ -181,53 +177,51 @@ class PostgresIndex(Index):
         return np.array([_numbers(row) for row in rows], np.float32).reshape(-1, self.dim)
 
     def stamps(self) -> dict[str, tuple[str | None, str | None]]:
-        """By id, the label and the stamp of every item."""
         return {name: (label, stamp) for name, label, stamp in self._rows("SELECT id, label, stamp FROM {items}")}
 
     def label_names(self) -> list[str]:
-        """The labels there are, sorted."""
         return sorted(row[0] for row in self._rows("SELECT DISTINCT label FROM {items} WHERE label IS NOT NULL"))
 
     def close(self) -> None:
-        """Close the connections that no thread is using."""
+        """Close the idle connections."""
         while not self.idle.empty():
             self.idle.get_nowait().close()
 
 
 def split_url(url: str) -> tuple[str, str]:
-    """The address of a database, and the name of the index in it."""
+    """Split a URL into the address of a database and the name of the index in it."""
     parts = urlsplit(url)
     options = dict(parse_qsl(parts.query, keep_blank_values=True))
     name = options.pop("nearkin", "nearkin")
     if not re.fullmatch(r"[a-z_][a-z0-9_]{0,40}", name):
-        raise NearkinError(f"An index in a database is named with small letters, digits and _, not {name!r}.")
+        raise NearkinError(f"The name of an index in a database has only small letters, digits and _, unlike {name!r}.")
     return urlunsplit(parts._replace(query=urlencode(options))), name
 
 
 def connect(address: str) -> Connection:
-    """A connection, or a sentence on why there is none."""
+    """Connect to a database."""
     try:
-        # Unprepared: a plan that was made with the graph must not be used where an exact search is asked for.
+        # No prepared statements: a plan that uses the graph must not serve an exact search.
         return psycopg.connect(address, autocommit=True, prepare_threshold=None)
     except psycopg.Error as error:
         host = urlsplit(address).hostname or "this machine"
-        raise NearkinError(f"There is no connection to PostgreSQL on {host}: {one_line(error)}.") from None
+        raise NearkinError(f"Cannot connect to PostgreSQL on {host}: {first_line(error)}.") from None
 
 
 @contextmanager
 def connected(address: str) -> Iterator[Connection]:
-    """A connection for once."""
+    """A connection that is closed at the end."""
     connection = connect(address)
     try:
         yield connection
     except psycopg.Error as error:
-        raise NearkinError(f"PostgreSQL could not do this: {one_line(error)}.") from None
+        raise NearkinError(f"PostgreSQL failed: {first_line(error)}.") from None
     finally:
         connection.close()
 
 
 def _conditions(labels: list[str] | None, exclude: list[str]) -> sql.Composable:
-    """Only what is asked for, so that the database sees which of its indexes would serve."""
+    """The WHERE clause, with only the conditions in use, so that the database can choose the right index."""
     conditions = ["label = ANY(%(labels)s)"] * (labels is not None) + ["id <> ALL(%(exclude)s)"] * bool(exclude)
     return sql.SQL("WHERE " + " AND ".join(conditions) if conditions else "")
 

@@ -1,8 +1,8 @@
 """An index in Qdrant: `qdrant://host:port/collection`, or `qdrant:///folder/collection` for the client's local mode.
 
-What it says about itself is the one point of a second collection, NAME_about. Items come in by batches, each a commit
-of its own; labels are filtered by the engine. Kinds: exact and hnsw. The local mode is made for tests and small sets:
-it compares with every item in Python.
+The index's meta is the one point of a second collection, NAME_about. Items are added in batches, one commit per batch.
+The engine filters labels. Kinds: exact and hnsw. The local mode is for tests and small sets: it compares with every
+item in Python.
 """
 
 import time
@@ -17,15 +17,14 @@ from urllib.parse import urlsplit
 import numpy as np
 from qdrant_client import QdrantClient, models
 
-from nearkin.errors import NearkinError
-from nearkin.networks.weights import one_line
+from nearkin.errors import NearkinError, first_line
 from nearkin.search.index.base import Batch, Floats, Hit, Index, Item, Items, Meta, NoIndex
 from nearkin.space import Space
 
 PORT = 6333
-BATCH = 256  # points in a request
-PAGE = 1000  # points of an answer
-PATIENCE = 600.0  # seconds for the engine to index what it was given
+BATCH = 256  # points per request
+PAGE = 1000  # points per answer
+PATIENCE = 600.0  # seconds for the engine to finish indexing
 ABOUT = "_about"
 
 
@@ -36,19 +35,19 @@ class QdrantIndex(Index):
         _, port, self.name = split_url(url)
         self.local = not port
         self.client = client or connect(url)
-        with _closed_if_it_fails(self.client), _sentences():
+        with _closing_on_error(self.client), _errors_translated():
             super().__init__(self._read_meta())
 
     @classmethod
     def create(cls, url: str, meta: Meta) -> "QdrantIndex":
-        """New collections."""
+        """Create the collections."""
         name, client = split_url(url)[2], connect(url)
-        with _closed_if_it_fails(client), _sentences():
+        with _closing_on_error(client), _errors_translated():
             if client.collection_exists(name):
                 raise NearkinError(f"There is a collection {name!r} in Qdrant already: choose another name.")
             far = models.Distance.EUCLID if Space(meta["space"]).by_distance else models.Distance.DOT
             client.create_collection(name, vectors_config=models.VectorParams(size=meta["dim"], distance=far))
-            with warnings.catch_warnings(action="ignore"):  # in local mode there is nothing to gain, says the client
+            with warnings.catch_warnings(action="ignore"):  # the client warns that it has no effect in local mode
                 client.create_payload_index(name, "label", models.PayloadSchemaType.KEYWORD)
             one = models.VectorParams(size=1, distance=models.Distance.DOT)
             client.create_collection(name + ABOUT, vectors_config=one)
@@ -57,37 +56,36 @@ class QdrantIndex(Index):
 
     def _read_meta(self) -> Meta:
         if not self.client.collection_exists(self.name + ABOUT):
-            raise NoIndex(f"There is no index {self.name!r} in Qdrant: make one with nearkin index.")
+            raise NoIndex(f"There is no index {self.name!r} in Qdrant: create one with nearkin index.")
         meta: Meta = self.client.retrieve(self.name + ABOUT, [0])[0].payload or {}
         return meta
 
     def _write_meta(self) -> None:
-        with _sentences():
+        with _errors_translated():
             _write_about(self.client, self.name, self.meta)
 
     def _add(self, batch: Batch) -> None:
-        with _sentences():
+        with _errors_translated():
             for start in range(0, len(batch.items), BATCH):
-                part = slice(start, start + BATCH)
-                items = batch.items[part]
+                chunk = slice(start, start + BATCH)
+                items = batch.items[chunk]
                 points = models.Batch(
-                    ids=[_number(item.id) for item in items],
-                    vectors=batch.vectors[part].tolist(),
+                    ids=[_point_id(item.id) for item in items],
+                    vectors=batch.vectors[chunk].tolist(),
                     payloads=[item._asdict() for item in items],
                 )
                 self.client.upsert(self.name, points, wait=True)
 
     def remove(self, ids: Sequence[str]) -> int:
-        """Remove items by their ids; how many of them were there."""
-        with _sentences():
-            there = [_number(item.id) for item in self._items(list(dict.fromkeys(ids)))]
-            if there:
-                self.client.delete(self.name, models.PointIdsList(points=list(there)), wait=True)
-        return len(there)
+        with _errors_translated():
+            found = [_point_id(item.id) for item in self._items(list(dict.fromkeys(ids)))]
+            if found:
+                self.client.delete(self.name, models.PointIdsList(points=list(found)), wait=True)
+        return len(found)
 
     def _build(self) -> bool:
-        """The engine indexes by itself; wait for it."""
-        with _sentences():
+        """Wait for the engine, which indexes by itself."""
+        with _errors_translated():
             end = time.monotonic() + PATIENCE
             while self.client.get_collection(self.name).status != models.CollectionStatus.GREEN:
                 if time.monotonic() > end:
@@ -105,7 +103,7 @@ class QdrantIndex(Index):
             for query in queries.tolist()
         ]
         found = []
-        with _sentences():
+        with _errors_translated():
             for start in range(0, len(requests), BATCH):
                 found += self.client.query_batch_points(self.name, requests[start : start + BATCH])
         return [[Hit(*_item(p)[:3], self._similarity(p.score)) for p in answer.points] for answer in found]
@@ -117,15 +115,15 @@ class QdrantIndex(Index):
         return 1 - score**2 / 2 if self.space.by_distance else score
 
     def __len__(self) -> int:
-        with _sentences():
+        with _errors_translated():
             return self.client.count(self.name, exact=True).count
 
     def _items(self, ids: Sequence[str]) -> list[Item]:
-        with _sentences():
-            return [_item(point) for point in self.client.retrieve(self.name, [_number(name) for name in ids])]
+        with _errors_translated():
+            return [_item(point) for point in self.client.retrieve(self.name, [_point_id(name) for name in ids])]
 
     def _all(self, *, vectors: bool = False) -> Iterator[Any]:
-        """All points, in the engine's own order."""
+        """All points, in the engine's order."""
         place = None
         while True:
             found, place = self.client.scroll(self.name, limit=PAGE, offset=place, with_vectors=vectors)
@@ -134,30 +132,26 @@ class QdrantIndex(Index):
                 return
 
     def items(self) -> Items:
-        """Ids, paths and labels of all items; the order is the engine's."""
-        with _sentences():
+        with _errors_translated():
             found = [_item(point) for point in self._all()]
         return Items([i.id for i in found], [i.path for i in found], [i.label for i in found])
 
     def embeddings(self, ids: Sequence[str] | None = None) -> Floats:
-        """The embeddings [N, D] of all items in the order of `items`, or of some ids in theirs."""
-        with _sentences():
+        with _errors_translated():
             if ids is None:
                 vectors = [point.vector for point in self._all(vectors=True)]
             else:
-                found = self.client.retrieve(self.name, [_number(name) for name in ids], with_vectors=True)
+                found = self.client.retrieve(self.name, [_point_id(name) for name in ids], with_vectors=True)
                 known = {_item(point).id: point.vector for point in found}
                 vectors = [known[self.item(name).id] for name in ids]
         return np.array(vectors, np.float32).reshape(-1, self.dim)
 
     def stamps(self) -> dict[str, tuple[str | None, str | None]]:
-        """By id, the label and the stamp of every item."""
-        with _sentences():
+        with _errors_translated():
             return {item.id: (item.label, item.stamp) for item in map(_item, self._all())}
 
     def label_names(self) -> list[str]:
-        """The labels there are, sorted."""
-        with _sentences():
+        with _errors_translated():
             return sorted({item.label for item in map(_item, self._all()) if item.label is not None})
 
     def close(self) -> None:
@@ -166,7 +160,7 @@ class QdrantIndex(Index):
 
 
 def split_url(url: str) -> tuple[str, int, str]:
-    """Host, port and collection; without a host, the folder of the local mode, 0 and the collection."""
+    """Split a URL into host, port and collection; for the local mode: folder, 0 and collection."""
     parts = urlsplit(url)
     folder, _, name = parts.path.rpartition("/")
     try:
@@ -174,17 +168,17 @@ def split_url(url: str) -> tuple[str, int, str]:
     except ValueError:
         host, port = "", None
     if not name or (host and folder) or not (host or folder):
-        raise NearkinError(f"Qdrant is named as qdrant://host:port/collection, not {url!r}.")
+        raise NearkinError(f"The URL of a Qdrant index is qdrant://host:port/collection, not {url!r}.")
     return (host, port or PORT, name) if host else (folder, 0, name)
 
 
 def connect(url: str) -> QdrantClient:
-    """A client, which asks the server nothing yet."""
+    """Make a client; it does not contact the server yet."""
     host, port, _ = split_url(url)
     if port:
         return QdrantClient(host=host, port=port, check_compatibility=False)
     Path(host).mkdir(parents=True, exist_ok=True)
-    with _sentences():
+    with _errors_translated():
         return QdrantClient(path=host)
 
 
@@ -193,8 +187,8 @@ def _write_about(client: QdrantClient, name: str, meta: Meta) -> None:
 
 
 @contextmanager
-def _closed_if_it_fails(client: QdrantClient) -> Iterator[None]:
-    """In local mode a client that is left open keeps all others out."""
+def _closing_on_error(client: QdrantClient) -> Iterator[None]:
+    """Close a client on errors: in local mode an open one locks out all others."""
     try:
         yield
     except NearkinError:
@@ -203,18 +197,18 @@ def _closed_if_it_fails(client: QdrantClient) -> Iterator[None]:
 
 
 @contextmanager
-def _sentences() -> Iterator[None]:
-    """What goes wrong between client and server is a sentence."""
+def _errors_translated() -> Iterator[None]:
+    """Turn errors of the client into NearkinErrors."""
     try:
         yield
     except NearkinError:
         raise
-    except Exception as error:  # the client raises what its transports raise
-        raise NearkinError(f"Qdrant could not do this: {one_line(error).rstrip('.')}.") from None
+    except Exception as error:  # the client raises whatever its transports raise
+        raise NearkinError(f"Qdrant failed: {first_line(error).rstrip('.')}.") from None
 
 
-def _number(name: str) -> str:
-    """The id of a point: Qdrant wants numbers or UUIDs."""
+def _point_id(name: str) -> str:
+    """The id of a point as a UUID, as Qdrant requires."""
     return str(uuid.uuid5(uuid.NAMESPACE_OID, name))
 
 
@@ -228,5 +222,5 @@ def _filter(labels: list[str] | None, exclude: list[str]) -> models.Filter | Non
     if labels is not None:
         must.append(models.FieldCondition(key="label", match=models.MatchAny(any=labels)))
     if exclude:
-        must_not.append(models.HasIdCondition(has_id=[_number(name) for name in exclude]))
+        must_not.append(models.HasIdCondition(has_id=[_point_id(name) for name in exclude]))
     return models.Filter(must=must, must_not=must_not) if must or must_not else None
