@@ -1,4 +1,4 @@
-"""The code of docs/your-own-loop.md runs as it stands there, and learns."""
+"""Every code block of docs/your-own-loop.md runs and learns."""
 
 import re
 from pathlib import Path
@@ -73,7 +73,7 @@ def test_a_trainer_moves_the_proxies_too():
     assert not torch.equal(before, names["method"].proxies.vectors)
 
 
-def test_a_miner_is_refused_in_a_sentence():
+def test_a_miner_is_refused():
     method = nk.method("contrastive", classes=2, dim=3)
-    with pytest.raises(nk.NearkinError, match="mine for themselves"):
+    with pytest.raises(nk.NearkinError, match="mining built in"):
         method(torch.randn(2, 3), torch.tensor([0, 1]), (1, 2, 3))

@@ -55,7 +55,7 @@ def run(words: list[str], cwd: Path) -> str:
     return done.stdout
 
 
-def test_there_are_commands_to_run():
+def test_the_readme_shows_these_commands():
     assert [" ".join(c.split()[:2]) for c in COMMANDS if not c.startswith("python -m pip ")] == [
         *("make demo", "make test"),
         *("nearkin data", "nearkin train", "nearkin eval"),
@@ -67,7 +67,7 @@ def test_there_are_commands_to_run():
 def test_the_commands_on_your_own_images_run_in_order(folder):
     for command in COMMANDS:
         words = [name for word in shlex.split(command) for name in expand(word, folder)]
-        if words[0] == "nearkin" and words[1] != "serve":  # which the tutorial's test starts
+        if words[0] == "nearkin" and words[1] != "serve":  # tested with the tutorial
             run(words + (QUICK if words[1] == "train" else []), folder)
     assert (folder / "photos.png").exists()
     assert (folder / "runs" / "photos" / "result.json").exists()
@@ -120,14 +120,14 @@ def test_both_libraries_compute_the_same_values_in_the_comparison():
         ("profs", "hncm_cost", lambda rows: [row["ratio"] for row in rows]),
     ],
 )
-def test_costs_on_a_page_are_those_of_the_file_it_names(page, file, quoted):
+def test_pages_quote_the_costs_in_the_result_files(page, file, quoted):
     text = (ROOT / "docs" / f"{page}.md").read_text()
     found = read_json(ROOT / "benchmarks" / "results" / f"{file}.json")
     assert f"{file}.json" in text
     assert all(re.search(rf"\b{ratio:.2f}\b", text) for ratio in quoted(found["rows"]))
 
 
-def test_what_ccps_page_says_of_heads_is_what_the_file_says():
+def test_the_ccp_page_quotes_the_file_on_heads():
     text = (ROOT / "docs" / "ccp.md").read_text()
     for name, test in read_json(ROOT / "benchmarks" / "results" / "ccp_heads.json")["tests"].items():
         assert re.search(rf"\b{test['difference']:.2f}\b", text), name
@@ -136,7 +136,7 @@ def test_what_ccps_page_says_of_heads_is_what_the_file_says():
 
 
 @pytest.mark.parametrize(("paper", "page", "pairs"), [("CCP", "ccp", 6), ("Proxy-ISA", "proxy_isa", 1)])
-def test_what_a_page_says_of_all_methods_is_what_the_claims_say(paper, page, pairs):
+def test_pages_quote_the_tested_claims(paper, page, pairs):
     text = (ROOT / "docs" / f"{page}.md").read_text()
     measured = [found.board for found in boards(ROOT / "benchmarks" / "results")]
     tested = [t for c in CLAIMS if c.paper == paper for t in check_claim(c, measured) if t.suite == "cub_lite0"]
@@ -146,7 +146,7 @@ def test_what_a_page_says_of_all_methods_is_what_the_claims_say(paper, page, pai
         assert re.search(rf"\b{abs(each.test.difference):.2f}\b[^();]*\([^();]*p {each.test.p:.3f}\)", text), each
 
 
-def test_the_table_of_the_page_on_data_can_be_read(tmp_path):
+def test_the_csv_example_of_the_data_page_loads(tmp_path):
     table = re.search(r"```text\n(path,.*?)```", (ROOT / "docs" / "data.md").read_text(), re.DOTALL)[1]
     (tmp_path / "images.csv").write_text(table)
     for line in table.splitlines()[1:]:

@@ -1,6 +1,6 @@
-"""The tutorial runs: every command and every line of Python of docs/folder-to-page.md, in order, on letters.
+"""Run every command and every line of Python of docs/folder-to-page.md, in order, on letters.
 
-NEARKIN_TUTORIAL=full runs it as it stands, without smaller sizes, and writes the tutorial's pictures anew.
+NEARKIN_TUTORIAL=full runs it in full size and updates the tutorial's pictures.
 """
 
 import io
@@ -34,7 +34,7 @@ QUICK = ["--epochs", "30", "--batch", "36", "--dim", "32"]
 
 
 def nearkin(words: list[str]) -> str:
-    """What a command prints."""
+    """Run a command and return what it prints."""
     result = CliRunner().invoke(app, words)
     assert result.exit_code == 0, f"{shlex.join(words)}: {result.exception}\n{result.output}"
     return result.output
@@ -42,7 +42,7 @@ def nearkin(words: list[str]) -> str:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Where the tutorial has been followed up to the page, and what each step printed."""
+    """Follow the tutorial up to the page; return its folder and what each step printed."""
     place = tmp_path_factory.mktemp("tutorial")
     printed: dict[str, str] = {}
     with pytest.MonkeyPatch.context() as patch:
@@ -64,7 +64,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def address(folder) -> Iterator[str]:
-    """A server as the tutorial starts it, but at a free port."""
+    """Start the server as in the tutorial, but on a free port; return its address."""
     words = next(shlex.split(line) for _, text in BLOCKS for line in text.splitlines() if "serve" in line.split())
     command = [sys.executable, "-m", *words, "--port", "0"]
     with subprocess.Popen(command, cwd=folder[0], stdout=subprocess.PIPE, text=True) as server:
@@ -74,7 +74,7 @@ def address(folder) -> Iterator[str]:
             server.terminate()
 
 
-def test_there_is_something_to_run():
+def test_the_tutorial_has_these_steps():
     commands = [line.split()[:2] for kind, text in BLOCKS if kind == "sh" for line in text.splitlines()]
     steps = ["data", "train", "calibrate", "index", "search", "serve", "serve", "export"]
     assert [second for first, second in commands if first == "nearkin"] == steps
@@ -106,11 +106,11 @@ def test_the_api_answers_as_the_tutorial_asks(folder, address):
     assert len(json.loads(answer)["hits"]) == 3
 
 
-def test_others_are_let_in_with_a_token(folder, monkeypatch):
+def test_a_token_admits_others(folder, monkeypatch):
     from starlette.testclient import TestClient
 
     words = next(shlex.split(line)[1:] for _, text in BLOCKS for line in text.splitlines() if "--token" in line)
-    words[words.index("0.0.0.0")] = "127.0.0.1"  # a test lets nobody in
+    words[words.index("0.0.0.0")] = "127.0.0.1"  # a test must not be reachable
     served = []
     monkeypatch.setattr("nearkin.serve.server.run_app", lambda app, _listener: served.append(app))
     monkeypatch.chdir(folder[0])
@@ -129,13 +129,13 @@ def test_the_page_looks_as_shown(folder, address, browser, picture):
     page = browser.new_page(viewport={"width": 1280, "height": 800})
     page.goto(address)
     expect(page.locator("#map-state")).to_contain_text("t-SNE", timeout=120_000)
-    page.wait_for_timeout(1000)  # points glide to their places
+    page.wait_for_timeout(1000)  # points move to their places
     take(page, "page-first", picture)
     page.locator("#file").set_input_files(place / "mine.png")
     expect(page.locator("#status")).to_contain_text("the nearest")
     page.wait_for_load_state("networkidle")
     take(page, "page-search", picture)
-    with page.expect_response(lambda answer: "side=64" in answer.url):  # from near, points are pictures
+    with page.expect_response(lambda answer: "side=64" in answer.url):  # zoomed in, points become pictures
         for _ in range(7):
             page.locator("#zoom-in").click()
     page.wait_for_load_state("networkidle")
@@ -153,7 +153,7 @@ def test_the_page_looks_as_shown(folder, address, browser, picture):
 
 
 def take(what, name: str, picture: Callable[[str], str]) -> None:
-    """A picture of the page or a part of it; where the tutorial is run in full, also for its own page."""
+    """Take a screenshot of the page or a part of it; in full size also update the tutorial's picture."""
     path = picture(name)
     what.screenshot(path=path)
     if FULL:
