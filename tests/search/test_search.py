@@ -14,7 +14,7 @@ from starlette.testclient import TestClient
 
 import nearkin as nk
 from nearkin import cli
-from nearkin.data.image_files import gather
+from nearkin.data.image_files import list_images
 from nearkin.errors import NearkinError
 from nearkin.files import read_json
 from nearkin.search import calibrate as calibrating
@@ -31,13 +31,13 @@ GLYPHS = "glyphs(classes=48, samples=6)"
 # Thresholds.
 
 
-def naive_choice(s, kin, precision, evidence):
+def naive_choice(s, positive, precision, least):
     """The lowest similarity at which the precision holds, by looking at every pair for every candidate."""
     best = None
     for t in sorted(set(s), reverse=True):
-        above = [k for value, k in zip(s, kin, strict=True) if value >= t]
-        if len(above) >= evidence and sum(above) / len(above) >= precision:
-            best = (t, sum(above) / len(above), sum(above) / sum(kin))
+        above = [k for value, k in zip(s, positive, strict=True) if value >= t]
+        if len(above) >= least and sum(above) / len(above) >= precision:
+            best = (t, sum(above) / len(above), sum(above) / sum(positive))
     return best
 
 
@@ -45,16 +45,16 @@ def naive_choice(s, kin, precision, evidence):
 @pytest.mark.parametrize("precision", [0.3, 0.6, 0.9])
 def test_the_threshold_is_the_lowest_that_is_precise_enough(seed, precision):
     rng = np.random.default_rng(seed)
-    kin = rng.random(300) < 0.3
-    s = (rng.normal(size=300) + 1.5 * kin).astype(np.float32)
+    positive = rng.random(300) < 0.3
+    s = (rng.normal(size=300) + 1.5 * positive).astype(np.float32)
     if seed % 2:
         s = s.round(1)  # many pairs are equally similar: they count together
-    expected = naive_choice(s.tolist(), kin.tolist(), precision, calibrating.EVIDENCE)
-    found = choose(s, kin, precision)
+    expected = naive_choice(s.tolist(), positive.tolist(), precision, calibrating.MIN_PAIRS)
+    found = choose(s, positive, precision)
     assert (found is None) == (expected is None)
     if found is not None:
         np.testing.assert_allclose(found, expected, rtol=1e-6)
-        np.testing.assert_allclose(apply(s, kin, found.similarity), expected, rtol=1e-6)
+        np.testing.assert_allclose(apply(s, positive, found.similarity), expected, rtol=1e-6)
 
 
 def test_a_handful_of_pairs_is_no_evidence():
@@ -68,9 +68,9 @@ def test_a_handful_of_pairs_is_no_evidence():
 @pytest.mark.parametrize("space", Space)
 def test_pairs_are_all_pairs_once(space):
     x, labels = torch.randn(7, 3), torch.tensor([0, 1, 0, 2, 1, 0, 2])
-    s, kin = pairs(x, labels, space)
+    s, positive = pairs(x, labels, space)
     assert len(s) == 21
-    assert kin.sum() == 3 + 1 + 1
+    assert positive.sum() == 3 + 1 + 1
     assert (s[:6] <= 1 + 1e-6).all() or space == "inner"
 
 
@@ -82,7 +82,7 @@ def test_calibration_is_on_classes_that_were_not_trained_on(tmp_path):
     assert found["classes"] == 6
     assert found["images"] == 36
     assert found["pairs"] == 36 * 35 // 2
-    assert found["kin_pairs"] == 6 * 15
+    assert found["positive_pairs"] == 6 * 15
     assert found["reached"] >= 0.2
     assert "held-out training classes" in found["on"]
     assert "chose the epoch" in found["on"]
@@ -111,7 +111,7 @@ def test_a_run_that_held_nothing_out_asks_for_other_images(tmp_path):
 
 
 def test_too_many_images_are_sampled_evenly(tmp_path, monkeypatch):
-    monkeypatch.setattr(calibrating, "MOST", 20)
+    monkeypatch.setattr(calibrating, "MAX_IMAGES", 20)
     run = make_run(tmp_path / "run")
     make_images(tmp_path / "pictures", classes=4, each=10)
     found = calibrate(run, data=f"folder:{tmp_path / 'pictures'}", precision=0.5)
@@ -127,9 +127,9 @@ def made(tmp_path_factory):
     top = tmp_path_factory.mktemp("search")
     run = make_run(top / "run", names=("x", "y"))
     make_images(top / "pictures")
-    make_images(top / "strangers", classes=6, each=5, seed=3)
-    calibrate(run, data=f"folder:{top / 'strangers'}", precision=0.9)
-    index_images(run, gather([top / "pictures"]), top / "index")
+    make_images(top / "others", classes=6, each=5, seed=3)
+    calibrate(run, data=f"folder:{top / 'others'}", precision=0.9)
+    index_images(run, list_images([top / "pictures"]), top / "index")
     return top
 
 
@@ -146,7 +146,7 @@ def command(monkeypatch, capsys, *arguments: object) -> tuple[int, str, str]:
 def test_the_nearest_of_an_image_are_its_kin_and_never_itself(made):
     index = open_index(made / "index")
     model = nk.load(made / "run")
-    images = gather([made / "pictures"])
+    images = list_images([made / "pictures"])
     answers, bad = search_images(index, model, images, k=3)
     assert not bad
     threshold = threshold_of(index)
@@ -169,7 +169,7 @@ def test_the_threshold_of_the_run_comes_before_the_one_of_the_index(made):
     index.meta["threshold"] = None
     assert threshold_of(index) is None
     assert threshold_of(index, made / "run") == read_json(made / "run" / "threshold.json")
-    images, model = gather([made / "pictures"]), nk.load(made / "run")
+    images, model = list_images([made / "pictures"]), nk.load(made / "run")
     with TestClient(make_app(index, None, run=made / "run")) as page:
         assert (
             page.get("/api/about").json()["threshold"]["similarity"] == threshold_of(index, made / "run")["similarity"]
@@ -182,7 +182,7 @@ def test_the_threshold_of_the_run_comes_before_the_one_of_the_index(made):
 def test_a_cross_validation_s_folder_embeds_indexes_calibrates_and_searches(made, monkeypatch, capsys, tmp_path):
     run = make_ensemble(tmp_path / "cv", names=("x",))
     pictures, query = made / "pictures", made / "pictures" / "class 1" / "2.png"
-    assert command(monkeypatch, capsys, "calibrate", run, "--data", f"folder:{made / 'strangers'}")[0] == 0
+    assert command(monkeypatch, capsys, "calibrate", run, "--data", f"folder:{made / 'others'}")[0] == 0
     assert command(monkeypatch, capsys, "embed", run, pictures, "-o", tmp_path / "out.npz")[0] == 0
     assert command(monkeypatch, capsys, "index", run, pictures, "-o", tmp_path / "index")[0] == 0
     code, out, _ = command(monkeypatch, capsys, "search", tmp_path / "index", query, "-k", 3, "--json")
@@ -190,7 +190,7 @@ def test_a_cross_validation_s_folder_embeds_indexes_calibrates_and_searches(made
     assert [hit["label"] for hit in found["queries"][0]["hits"]] == ["class 1"] * 3
     assert found["threshold"] == read_json(run / "threshold.json")
     index = open_index(tmp_path / "index")
-    paths = [image.path for image in gather([pictures])]
+    paths = [image.path for image in list_images([pictures])]
     parts = [nk.load(run / name).embed(paths).numpy() for name in ("fold-1", "fold-2")]
     np.testing.assert_allclose(index.embeddings(paths), np.hstack(parts) / 2**0.5, atol=1e-6)
     with np.load(tmp_path / "out.npz") as held:
@@ -205,7 +205,7 @@ def test_search_prints_a_table_json_and_a_page(made, monkeypatch, capsys, tmp_pa
     code, out, err = command(monkeypatch, capsys, "search", made / "index", query, "-k", 3)
     assert (code, err) == (0, "")
     assert len(re.findall(r"class 1/\d.png +class 1 +[01]\.\d{4}", out)) == 3, out
-    assert "Kin: a similarity of" in out
+    assert "Same class: a similarity of" in out
     code, out, _ = command(monkeypatch, capsys, "search", made / "index", query, "--label", "class 0", "--json")
     answer = json.loads(out)["queries"][0]
     assert answer["path"] == str(query)
@@ -226,7 +226,7 @@ def test_a_page_shows_names_as_text(made, monkeypatch, capsys, tmp_path):
     (tmp_path / "plain").mkdir()
     Image.new("RGB", (40, 40)).save(odd)
     Image.new("RGB", (40, 40), "red").save(tmp_path / "plain" / "1.png")
-    index_images(made / "run", gather([tmp_path]), tmp_path / "index")
+    index_images(made / "run", list_images([tmp_path]), tmp_path / "index")
     page = tmp_path / "page.html"
     assert command(monkeypatch, capsys, "search", tmp_path / "index", tmp_path / "plain", "--html", page)[0] == 0
     text = page.read_text()
@@ -256,20 +256,20 @@ def test_index_adds_changes_and_prunes(made, monkeypatch, capsys, tmp_path):
     code, out, _ = command(monkeypatch, capsys, "index", made / "run", pictures, "-o", where)
     assert code == 0
     assert "12 images in" in out
-    assert "12 new or changed, 0 as they were" in out
+    assert "12 new or changed, 0 unchanged" in out
     assert "Searches are exact." in out
     (pictures / "class 0" / "3.png").unlink()
     (pictures / "class 0" / "0.png").write_bytes(b"nothing")
     make_images(pictures, classes=4, each=1, seed=9)
     code, out, _ = command(monkeypatch, capsys, "index", made / "run", pictures, "-o", where, "--prune")
     assert "12 images in" in out
-    assert "4 new or changed, 8 as they were, 1 removed" in out
+    assert "4 new or changed, 8 unchanged, 1 removed" in out
     assert len(open_index(where)) == 12
 
 
 def test_index_says_the_recall_of_an_approximate_one(made, monkeypatch, capsys, tmp_path):
     pytest.importorskip("faiss")
-    monkeypatch.setattr("nearkin.search.index.folder.LEAST", 10)
+    monkeypatch.setattr("nearkin.search.index.folder.MIN_ITEMS", 10)
     where = tmp_path / "index"
     given = [made / "run", made / "pictures", "-o", where, "--kind", "hnsw"]
     code, out, err = command(monkeypatch, capsys, "index", *given)
@@ -319,7 +319,7 @@ def test_embed_and_calibrate_print_what_they_did(made, monkeypatch, capsys, tmp_
     assert "12 images embedded" in out
     assert "1 image of 13 left out:\n  Cannot use the image" in out
     run = make_run(tmp_path / "run")
-    code, out, _ = command(monkeypatch, capsys, "calibrate", run, "--data", f"folder:{made / 'strangers'}")
+    code, out, _ = command(monkeypatch, capsys, "calibrate", run, "--data", f"folder:{made / 'others'}")
     assert code == 0
     assert "Same class above a similarity of" in out
     assert "6 classes, 30 images" in out

@@ -155,7 +155,7 @@ def test_examples_are_of_many_classes(client, index):
         ("/api/search?id=x&k=0", 422, "parameter k"),
         ("/api/search?id=x&k=100000", 422, "parameter k"),
         ("/api/picture?id=x&side=9999", 422, "parameter side"),
-        ("/nothing", 404, "nothing here"),
+        ("/nothing", 404, "does not exist"),
     ],
 )
 def test_errors_are_sentences(client, address, status, words):

@@ -27,7 +27,7 @@ def part_of_kin(places, labels):
 
 def test_principal_components_are_those_of_the_covariance():
     x, _ = clusters()
-    places = maps.rough(x).places
+    places = maps.principal_components_map(x).positions
     centred = x - x.mean(0)
     u, s, _ = np.linalg.svd(centred.astype(np.float64), full_matrices=False)
     expected = u[:, :2] * s[:2]
@@ -40,16 +40,16 @@ def test_principal_components_are_those_of_the_covariance():
 
 def test_kin_lie_together_and_the_map_repeats_itself():
     x, labels = clusters()
-    first, second = maps.careful(x, labels), maps.careful(x, labels)
+    first, second = maps.tsne_map(x, labels), maps.tsne_map(x, labels)
     assert first.method == "t-SNE"
-    assert np.array_equal(first.places, second.places)
-    assert part_of_kin(first.places, labels) == 1
+    assert np.array_equal(first.positions, second.positions)
+    assert part_of_kin(first.positions, labels) == 1
 
 
 def test_a_large_index_lies_between_landmarks(monkeypatch):
     monkeypatch.setattr(maps, "LANDMARKS", 60)
     x, labels = clusters(each=30)
-    places = maps.careful(x, labels).places
+    places = maps.tsne_map(x, labels).positions
     assert len(places) == 180
     assert part_of_kin(places, labels) > 0.98
 
@@ -66,13 +66,13 @@ def test_a_sample_is_fair_to_every_class():
 @pytest.mark.parametrize("count", [0, 1, 2, 4])
 def test_few_points_have_a_map_too(count):
     x = np.random.default_rng(0).normal(size=(count, 3)).astype(np.float32)
-    places = maps.careful(x, ["a"] * count).places
+    places = maps.tsne_map(x, ["a"] * count).positions
     assert places.shape == (count, 2)
     assert np.isfinite(places).all()
 
 
 def test_all_in_one_place_has_a_map_too():
-    places = maps.careful(np.ones((8, 5), np.float32), ["a"] * 8).places
+    places = maps.tsne_map(np.ones((8, 5), np.float32), ["a"] * 8).positions
     assert np.isfinite(places).all()
 
 
@@ -82,17 +82,17 @@ def test_a_map_is_drawn_once_for_the_same_embeddings(tmp_path):
 
     def draw():
         drawn.append(1)
-        return maps.rough(x)
+        return maps.principal_components_map(x)
 
-    first, second = (maps.cached(x, draw, folder=tmp_path) for _ in range(2))
-    assert np.array_equal(first.places, second.places)
+    first, second = (maps.cached_map(x, draw, folder=tmp_path) for _ in range(2))
+    assert np.array_equal(first.positions, second.positions)
     assert second.method == "principal components"
     assert len(drawn) == 1
-    maps.cached(x + 1, draw, folder=tmp_path)
+    maps.cached_map(x + 1, draw, folder=tmp_path)
     assert len(drawn) == 2
     for path in (tmp_path / "maps").iterdir():
         path.write_bytes(b"damaged")
-    maps.cached(x, draw, folder=tmp_path)
+    maps.cached_map(x, draw, folder=tmp_path)
     assert len(drawn) == 3
 
 

@@ -1,4 +1,4 @@
-"""From image files to an index that can be searched, in one call that can be stopped and called again."""
+"""Build an index from image files. Safe to interrupt: the same call continues."""
 
 import os
 from collections.abc import Sequence
@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from nearkin.console import Reporter
-from nearkin.data.image_files import Found, none_usable
+from nearkin.data.image_files import ImageFile
 from nearkin.data.images import counted
+from nearkin.data.pixels.decode import none_usable
 from nearkin.errors import NearkinError
 from nearkin.files import Json
 from nearkin.search.embed import Filled, fill
@@ -19,7 +20,7 @@ from nearkin.training.model import Model, load
 
 
 class Indexed(NamedTuple):
-    """What came of indexing."""
+    """The result of indexing."""
 
     where: str
     filled: Filled
@@ -31,7 +32,7 @@ class Indexed(NamedTuple):
 
 def index_images(
     run: str | Path,
-    images: Sequence[Found],
+    images: Sequence[ImageFile],
     where: str | Path,
     *,
     kind: str | None = None,
@@ -40,34 +41,34 @@ def index_images(
     device: str = "auto",
     reporter: Reporter | None = None,
 ) -> Indexed:
-    """Embed images with a run's model into an index, new or old; `prune` removes items whose files are gone."""
+    """Embed images with a run's model into a new or existing index. `prune` removes items whose files are gone."""
     run, reporter = Path(run), reporter or Reporter()
     model = load(run, device=device)
-    with _opened(run, model, where, kind, store) as index:
+    with _open_or_create(run, model, where, kind, store) as index:
         check_model(index, run)
         if kind not in (None, index.kind):
             raise NearkinError(
-                f"The index {where} is {index.kind}, not {kind}: leave --kind out, or make another index."
+                f"The index {where} is {index.kind}, not {kind}: leave --kind out, or create another index."
             )
         filled = fill(index, model, images, reporter=reporter)
-        removed = index.remove(_gone(index)) if prune else 0
+        removed = index.remove(_without_file(index)) if prune else 0
         if not len(index):
             raise none_usable(filled.bad, len(images))
         if filled.added or removed or index.meta["recall"] is None:
             if index.kind != "exact":
-                reporter.note(f"Making the {index.kind} index, and comparing it with an exact search.")
+                reporter.note(f"Building the {index.kind} index and measuring its recall.")
             index.build()
         index.remember(threshold=run_threshold(run), run=os.path.abspath(run))
         return Indexed(without_password(str(where)), filled, removed, len(index), index.kind, index.meta["recall"])
 
 
-def _gone(index: Index) -> list[str]:
-    """The ids of items whose files are no longer there."""
+def _without_file(index: Index) -> list[str]:
+    """The ids of items whose files no longer exist."""
     ids, paths, _ = index.items()
     return [name for name, path in zip(ids, paths, strict=True) if not os.path.exists(path)]
 
 
-def _opened(run: Path, model: Model, where: str | Path, kind: str | None, store: str | None) -> Index:
+def _open_or_create(run: Path, model: Model, where: str | Path, kind: str | None, store: str | None) -> Index:
     try:
         return open_index(where, store=store)
     except NoIndex:
@@ -76,16 +77,16 @@ def _opened(run: Path, model: Model, where: str | Path, kind: str | None, store:
 
 
 def summary(done: Indexed) -> list[str]:
-    """What came of it, in sentences."""
+    """The result of indexing in sentences."""
     filled, removed = done.filled, f", {done.removed:,} removed" if done.removed else ""
     lines = [
         f"{counted(done.items, 'image', 'images')} in {done.where} ({filled.added:,} new or changed, "
-        f"{filled.kept:,} as they were{removed})."
+        f"{filled.kept:,} unchanged{removed})."
     ]
     if done.kind == "exact":
         lines.append("Searches are exact.")
     elif done.recall is None:
-        lines.append("Searches are exact, since there are too few images for anything else to be faster.")
+        lines.append("Searches are exact: for so few images nothing is faster.")
     else:
         known = done.recall
         lines.append(

@@ -1,4 +1,4 @@
-"""Many images embedded into an index or a file, chunk by chunk; what is there already is not made again."""
+"""Embed many images into an index or a file, chunk by chunk. Images embedded before are skipped."""
 
 import shutil
 from collections import deque
@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from nearkin.console import Reporter
-from nearkin.data.image_files import Found, none_usable
-from nearkin.data.pixels.decode import BadImage
+from nearkin.data.image_files import ImageFile
+from nearkin.data.pixels.decode import BadImage, none_usable
 from nearkin.data.pixels.open import open_files
 from nearkin.data.pixels.stores import Store
 from nearkin.errors import NearkinError
@@ -21,26 +21,26 @@ from nearkin.search.index import Index, create_index, open_index
 from nearkin.search.index.base import MANIFEST, Floats
 from nearkin.training.model import Model, fingerprint
 
-CHUNK = 512  # images between two commits: what a kill can cost
+CHUNK = 512  # images per commit: the most that an interruption can lose
 
 
 class Chunk(NamedTuple):
-    """Some images with their pixels, and those of them that cannot be used."""
+    """Some images with their pixels."""
 
-    images: list[Found]  # that can be
-    store: Store | None  # None where none can be
+    images: list[ImageFile]  # those that can be read
+    store: Store | None  # None if none can be read
     bad: list[BadImage]
 
 
 class Filled(NamedTuple):
-    """What came of embedding images into an index."""
+    """The result of embedding images into an index."""
 
-    added: int  # new, or changed since
-    kept: int  # there already
+    added: int  # new or changed
+    kept: int  # in the index before
     bad: list[BadImage]
 
 
-def read_chunk(model: Model, images: Sequence[Found]) -> Chunk:
+def read_chunk(model: Model, images: Sequence[ImageFile]) -> Chunk:
     """Decode images on all cores."""
     paths = [Path(image.path) for image in images]
     channels, device = model.embedder.trunk.channels, model.device
@@ -49,8 +49,8 @@ def read_chunk(model: Model, images: Sequence[Found]) -> Chunk:
     return Chunk([image for row, image in enumerate(images) if row not in unusable], store, bad)
 
 
-def read_chunks(model: Model, images: Sequence[Found]) -> Generator[Chunk, None, None]:
-    """Images chunk by chunk; the next one is being decoded while this one is used."""
+def read_chunks(model: Model, images: Sequence[ImageFile]) -> Generator[Chunk, None, None]:
+    """Decode images chunk by chunk; the next chunk is decoded while this one is used."""
     coming: deque[Future[Chunk]] = deque()
     with ThreadPoolExecutor(1) as reader:
         for start in range(0, len(images), CHUNK):
@@ -61,8 +61,8 @@ def read_chunks(model: Model, images: Sequence[Found]) -> Generator[Chunk, None,
             yield coming.popleft().result()
 
 
-def fill(index: Index, model: Model, images: Sequence[Found], *, reporter: Reporter | None = None) -> Filled:
-    """Embed images into an index, one commit a chunk; those that are there, unchanged and labelled alike, are kept."""
+def fill(index: Index, model: Model, images: Sequence[ImageFile], *, reporter: Reporter | None = None) -> Filled:
+    """Embed images into an index, one commit per chunk. Images with unchanged file and label are skipped."""
     known = index.stamps()
     stamps = {image.path: image.stamp for image in images}
     todo = [image for image in images if known.get(image.path) != (image.label, stamps[image.path])]
@@ -85,25 +85,25 @@ def fill(index: Index, model: Model, images: Sequence[Found], *, reporter: Repor
 
 
 def embed_chunk(model: Model, chunk: Chunk) -> Floats:
-    """The embeddings [N, D] of a chunk that has any images."""
+    """The embeddings [N, D] of a chunk with at least one image."""
     assert chunk.store is not None
     vectors: Floats = model.embed_store(chunk.store).float().cpu().numpy()
     return vectors
 
 
 def embed_to_file(
-    run: Path, model: Model, images: Sequence[Found], out: Path, *, reporter: Reporter | None = None
+    run: Path, model: Model, images: Sequence[ImageFile], out: Path, *, reporter: Reporter | None = None
 ) -> Filled:
     """Embed images into a .parquet or .npz file, in their order.
 
-    Until it is complete the work is kept in OUT.part, an index: killed, the same call goes on from there.
+    Unfinished work is kept in the index OUT.part: after an interruption, the same call continues from there.
     """
     write = WRITERS.get(out.suffix.lower())
     if write is None:
-        raise NearkinError(f"Embeddings are written as .parquet or .npz, not as {out.name!r}.")
+        raise NearkinError(f"Embeddings are written to a .parquet or .npz file, not to {out.name!r}.")
     if write is _write_parquet:
-        _import_pyarrow()  # before the work, not after it
-    with _work(out, run, model) as index:
+        _import_pyarrow()  # fail before the work, not after it
+    with _unfinished(out, run, model) as index:
         filled = fill(index, model, images, reporter=reporter)
         bad = {str(error.path) for error in filled.bad}
         good = [image for image in images if image.path not in bad]
@@ -111,26 +111,26 @@ def embed_to_file(
             raise none_usable(filled.bad, len(images))
         with atomic_file(out) as temporary:
             write(temporary, good, index)
-    shutil.rmtree(_part(out))
+    shutil.rmtree(_work_folder(out))
     return filled
 
 
-def _part(out: Path) -> Path:
+def _work_folder(out: Path) -> Path:
     return out.with_name(out.name + ".part")
 
 
-def _work(out: Path, run: Path, model: Model) -> Index:
-    """The unfinished work of an earlier call, if it was done by this model, or a new beginning."""
-    part = _part(out)
-    if (part / MANIFEST).exists():
-        index = open_index(part)
+def _unfinished(out: Path, run: Path, model: Model) -> Index:
+    """The unfinished work of an earlier call with the same model, or a new index."""
+    folder = _work_folder(out)
+    if (folder / MANIFEST).exists():
+        index = open_index(folder)
         if index.meta["fingerprint"] == fingerprint(run):
             return index
-        shutil.rmtree(part)
-    return create_index(part, dim=model.embedder.dim, space=model.embedder.space, run=run)
+        shutil.rmtree(folder)
+    return create_index(folder, dim=model.embedder.dim, space=model.embedder.space, run=run)
 
 
-def _write_npz(path: Path, images: Sequence[Found], index: Index) -> None:
+def _write_npz(path: Path, images: Sequence[ImageFile], index: Index) -> None:
     with path.open("wb") as file:
         np.savez(
             file,
@@ -141,7 +141,7 @@ def _write_npz(path: Path, images: Sequence[Found], index: Index) -> None:
         )
 
 
-def _write_parquet(path: Path, images: Sequence[Found], index: Index) -> None:
+def _write_parquet(path: Path, images: Sequence[ImageFile], index: Index) -> None:
     pa, parquet = _import_pyarrow()
     vectors = index.embeddings([image.path for image in images])
     table = pa.table(

@@ -1,4 +1,4 @@
-"""Searching an index with images: the model that belongs to it, and the similarity from which hits count as kin."""
+"""Search an index with images: its model, its similarity threshold, and the hits as tables and records."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from torch import Tensor
 
-from nearkin.data.image_files import Found
+from nearkin.data.image_files import ImageFile
 from nearkin.data.pixels.decode import BadImage
 from nearkin.errors import NearkinError
 from nearkin.files import Json, read_json
@@ -39,13 +39,13 @@ class Answer(NamedTuple):
 
 
 def model_of(index: Index, *, run: str | Path | None = None, device: str = "auto") -> Model:
-    """The model that made an index's embeddings; another one, whose similarities would mean nothing, is refused."""
+    """Load the model that made an index's embeddings; the similarities of another model would mean nothing."""
     folder = Path(run) if run is not None else index.run
     if folder is None:
-        raise NearkinError("The index does not say which run made it: name the run's folder by --run.")
+        raise NearkinError("The index does not say which run made it: pass the run's folder with --run.")
     if not folder.is_dir():
         raise NearkinError(
-            f"There is no run folder {folder}, whose model made the index: say by --run where it is now."
+            f"There is no run folder {folder}, whose model made the index: pass its new place with --run."
         )
     check_model(index, folder)
     return load(folder, device=device)
@@ -54,11 +54,11 @@ def model_of(index: Index, *, run: str | Path | None = None, device: str = "auto
 def check_model(index: Index, run: Path) -> None:
     """Refuse a run whose model is not the one that made the index."""
     if index.meta["fingerprint"] not in (None, fingerprint(run)):
-        raise NearkinError(f"The index was made with another model than the one in {run}: index the images anew.")
+        raise NearkinError(f"The index was made with another model than the one in {run}: create a new index.")
 
 
 def check_labels(index: Index, labels: Sequence[str]) -> None:
-    """Refuse a label that no item has: it may be misspelt."""
+    """Refuse a label that no item has, since it may be misspelt."""
     known = index.label_names() if labels else []
     for label in labels:
         if label not in known:
@@ -66,14 +66,14 @@ def check_labels(index: Index, labels: Sequence[str]) -> None:
 
 
 def run_threshold(run: Path | None) -> Json | None:
-    """The threshold that `nearkin calibrate` kept in a run folder."""
+    """The threshold that `nearkin calibrate` stored in a run folder, or None."""
     return read_json(run / FILE) if run is not None and (run / FILE).exists() else None
 
 
 def threshold_of(index: Index, run: str | Path | None = None) -> Json | None:
-    """The similarity from which a hit counts as the query's kin (`similarity`), and what that was calibrated on.
+    """The threshold above which a hit is taken for the query's class (`similarity`), and what it was calibrated on.
 
-    The run's own is asked for first, where the run is now: it may be younger than the index.
+    The run's threshold comes first, since it may be newer than the index's. `run` is the run's folder if it has moved.
     """
     kept: Json | None = index.meta.get("threshold")
     return run_threshold(Path(run) if run is not None else index.run) or kept
@@ -123,15 +123,15 @@ def _vectors(index: Index, queries: Sequence[Query], model: Model | None) -> lis
 def search_images(
     index: Index,
     model: Model,
-    images: Sequence[Found],
+    images: Sequence[ImageFile],
     *,
     k: int = 10,
     labels: Sequence[str] | None = None,
     run: str | Path | None = None,
 ) -> tuple[list[Answer], list[BadImage]]:
-    """The k nearest items of each image, itself left out where it is in the index; and the images that are unusable.
+    """The k nearest items of each image, without the image itself; and the images that cannot be read.
 
-    `run` is where the run is now, if it has moved: its threshold tells which hits are kin.
+    `run` is the run's folder if it has moved; its threshold tells which hits are of the same class.
     """
     threshold = threshold_of(index, run)
     among = None if labels is None else tuple(labels)
@@ -156,12 +156,12 @@ def same_class(hit: Hit, threshold: Json | None) -> bool | None:
 
 
 def threshold_words(threshold: Json | None) -> str:
-    """What a threshold means, in a sentence."""
+    """A threshold in a sentence."""
     if threshold is None:
-        return "No similarity is known from which a hit is kin: nearkin calibrate RUN chooses one."
+        return "There is no threshold for the same class yet: nearkin calibrate RUN chooses one."
     return (
-        f"Kin: a similarity of {threshold['similarity']:.3f} or more; {threshold['precision']:.0%} of such pairs were "
-        f"of one class on {threshold['on']}."
+        f"Same class: a similarity of {threshold['similarity']:.3f} or more; {threshold['precision']:.0%} of such "
+        f"pairs were of the same class on {threshold['on']}."
     )
 
 
@@ -174,7 +174,7 @@ def rows_of(answer: Answer) -> list[list[str]]:
 
 
 def as_records(answers: Sequence[Answer], bad: Sequence[BadImage], threshold: Json | None) -> Json:
-    """What was found, for a program."""
+    """The answers as JSON."""
     queries = []
     for answer in answers:
         hits = [{**hit._asdict(), "kin": same} for hit, same in zip(answer.hits, answer.same_class, strict=True)]
@@ -184,6 +184,6 @@ def as_records(answers: Sequence[Answer], bad: Sequence[BadImage], threshold: Js
 
 
 def shown(path: str) -> str:
-    """A path as short as it can be read from here."""
+    """A path relative to the current folder if it is inside, else as it is."""
     here = Path.cwd()
     return str(Path(path).relative_to(here)) if Path(path).is_relative_to(here) else path

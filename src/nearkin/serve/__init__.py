@@ -1,4 +1,4 @@
-"""The search page: a small web server over one index, its JSON API and its pages. Everything it shows is local."""
+"""The search page: a small web server for one index, with a JSON API. Everything it shows is local."""
 
 from nearkin.serve.app import make_app
 from nearkin.serve.guard import Limits

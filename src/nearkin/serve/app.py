@@ -1,4 +1,4 @@
-"""The application: a page, and the JSON it and others ask for."""
+"""The web application: the search page and the JSON API."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Collection
@@ -14,8 +14,8 @@ from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
-from nearkin.files import VERSION
 from nearkin.errors import NearkinError
+from nearkin.files import VERSION
 from nearkin.search.index import Index
 from nearkin.search.index.base import NoItem
 from nearkin.serve.guard import Guard, Limits, Refused
@@ -24,7 +24,7 @@ from nearkin.serve.pictures import THUMBNAILS
 from nearkin.serve.service import About, Examples, Found, Service
 from nearkin.training.model import Model
 
-ASSETS = {  # every file there is: nothing is looked up by a path from outside
+ASSETS = {  # all files that are served: no path from outside is looked up on disk
     "/": ("index.html", "text/html; charset=utf-8"),
     "/docs": ("docs.html", "text/html; charset=utf-8"),
     "/app.js": ("app.js", "text/javascript; charset=utf-8"),
@@ -40,22 +40,22 @@ PROBLEMS = {
     401: "The token is missing or wrong.",
     404: "There is no such item.",
     408: "The upload took too long.",
-    409: "The index has no model to see pictures with.",
+    409: "The index has no model to embed pictures with.",
     413: "The picture has too many bytes or pixels.",
-    415: "It is no picture of a known kind.",
+    415: "The upload is not a picture of a known format.",
     422: "A parameter is missing or out of range.",
-    503: "All places are taken: come again after Retry-After seconds.",
+    503: "The server is busy: try again after Retry-After seconds.",
 }
 
 
 class Problem(BaseModel):
-    """Why there is no answer, in a sentence."""
+    """An error, in a sentence."""
 
     error: str
 
 
 def problems(*codes: int) -> dict[int | str, dict[str, Any]]:
-    """What may go wrong, for the description of the API."""
+    """The error responses of an operation, for the API description."""
     return {code: {"model": Problem, "description": PROBLEMS[code]} for code in codes}
 
 
@@ -81,9 +81,9 @@ def make_app(
     hosts: Collection[str] | None = None,
     limits: Limits | None = None,
 ) -> Guard:
-    """The application of one index, guarded. Without a model, `why` says why pictures cannot be searched by.
+    """Make the guarded application of one index. Without a model, `why` says why uploads cannot be searched.
 
-    `run` is where the model's run is now, if it has moved; `hosts` are the names it answers to (None: any).
+    `run` is the run's folder if it has moved; `hosts` are the host names it answers to (None: any).
     """
     service = Service(index, model, name=name, why=why, run=run, limits=limits or Limits())
 
@@ -102,21 +102,22 @@ def make_app(
 
 
 def _add_api(app: FastAPI, service: Service) -> None:
-    k = Annotated[int, Query(ge=1, le=service.limits.hits, description="How many hits.")]
+    k = Annotated[int, Query(ge=1, le=service.limits.hits, description="Number of hits.")]
     labels = Annotated[list[str] | None, Query(description="Only items of these labels; repeatable.")]
-    item = Annotated[str, Query(description="An item's id.")]
+    item = Annotated[str, Query(description="The id of an item.")]
 
-    @app.get("/api/about", responses=problems(401), summary="What the index is")
+    @app.get("/api/about", responses=problems(401), summary="Describe the index")
     async def about() -> About:
         return service.about
 
-    @app.get("/api/examples", responses=problems(401, 422), summary="Pictures to begin with")
+    @app.get("/api/examples", responses=problems(401, 422), summary="List some pictures of many classes")
     async def examples(
-        count: Annotated[int, Query(ge=1, le=service.limits.hits, description="How many.")] = 20, label: labels = None
+        count: Annotated[int, Query(ge=1, le=service.limits.hits, description="Number of pictures.")] = 20,
+        label: labels = None,
     ) -> Examples:
         return await asyncio.to_thread(service.examples, count, label)
 
-    @app.get("/api/search", responses=problems(401, 404, 422, 503), summary="The kin of an item")
+    @app.get("/api/search", responses=problems(401, 404, 422, 503), summary="Find the nearest pictures of an item")
     async def search_by_item(id: item, k: k = 20, label: labels = None) -> Found:  # noqa: A002
         return await service.by_item(id, k=k, labels=label)
 
@@ -124,7 +125,7 @@ def _add_api(app: FastAPI, service: Service) -> None:
         "/api/search",
         responses=problems(400, 401, 408, 409, 413, 415, 422, 503),
         openapi_extra=IMAGE_BODY,
-        summary="The kin of a picture of one's own",
+        summary="Find the nearest pictures of an uploaded picture",
     )
     async def search_by_picture(request: Request, k: k = 20, label: labels = None) -> Found:
         with service.budget.share() as take:
@@ -135,45 +136,44 @@ def _add_api(app: FastAPI, service: Service) -> None:
         "/api/picture",
         response_class=Response,
         responses={**problems(401, 404, 422, 503), 200: PICTURE},
-        summary="An item's picture",
+        summary="Show the picture of an item",
     )
     async def picture(
         id: item,  # noqa: A002
         side: Annotated[
-            int, Query(ge=1, le=THUMBNAILS[-1], description="Its short side; rounded up to what is kept.")
+            int, Query(ge=1, le=THUMBNAILS[-1], description="Its short side in pixels, rounded up to 64, 256 or 768.")
         ] = 256,
     ) -> Response:
-        kept = next(known for known in THUMBNAILS if known >= side)
-        data, kind = await service.picture(id, kept)
+        data, kind = await service.picture(id, next(known for known in THUMBNAILS if known >= side))
         return Response(data, media_type=kind, headers={"Cache-Control": "private, max-age=3600"})
 
-    @app.get("/api/map", response_model=Map, responses=problems(401), summary="The whole index in the plane")
+    @app.get("/api/map", response_model=Map, responses=problems(401), summary="Map the whole index into the plane")
     async def whole_map() -> Response:
         return Response(await service.map(), media_type="application/json")
 
 
 async def _body(request: Request, limits: Limits, take: Callable[[int], None]) -> bytes:
-    """The bytes of an upload, within the limits of size and time."""
-    too_large = Refused(413, f"A picture may have {limits.upload_bytes / 2**20:.3g} MB, and this one has more.")
+    """Read the bytes of an upload, within the limits of size and time."""
+    too_large = Refused(413, f"This picture is larger than the limit of {limits.upload_bytes / 2**20:.3g} MB.")
     declared = request.headers.get("content-length", "")
     if declared.isdigit() and (len(declared) > 15 or int(declared) > limits.upload_bytes):
         raise too_large
-    parts, size = [], 0
+    chunks, size = [], 0
     try:
         async with asyncio.timeout(limits.upload_seconds):
-            async for part in request.stream():
-                size += len(part)
+            async for chunk in request.stream():
+                size += len(chunk)
                 if size > limits.upload_bytes:
                     raise too_large
-                take(len(part))
-                parts.append(part)
+                take(len(chunk))
+                chunks.append(chunk)
     except ClientDisconnect:
-        raise Refused(400, "The picture did not arrive whole.") from None
+        raise Refused(400, "The upload is incomplete.") from None
     except TimeoutError:
-        raise Refused(408, f"The picture did not arrive within {limits.upload_seconds:g} seconds.") from None
+        raise Refused(408, f"The upload took longer than {limits.upload_seconds:g} seconds.") from None
     if not size:
-        raise Refused(400, "There is no picture in the request: send the bytes of an image file as its body.")
-    return b"".join(parts)
+        raise Refused(400, "The request has no picture: send the bytes of an image file as its body.")
+    return b"".join(chunks)
 
 
 def _add_pages(app: FastAPI) -> None:
@@ -191,7 +191,7 @@ def _asset(name: str) -> bytes:
 
 
 def _add_errors(app: FastAPI) -> None:
-    """Every error is a sentence in the same JSON."""
+    """Answer every error with a sentence in the same JSON."""
 
     @app.exception_handler(Refused)
     async def refused(_request: Request, error: Refused) -> JSONResponse:
@@ -213,9 +213,9 @@ def _add_errors(app: FastAPI) -> None:
 
     @app.exception_handler(HTTPException)
     async def missing(_request: Request, error: HTTPException) -> JSONResponse:
-        sentence = "There is nothing here." if error.status_code == 404 else f"{error.detail}."
+        sentence = "This page does not exist." if error.status_code == 404 else f"{error.detail}."
         return JSONResponse({"error": sentence}, error.status_code)
 
     @app.exception_handler(Exception)
     async def broken(_request: Request, _error: Exception) -> JSONResponse:
-        return JSONResponse({"error": "Something went wrong in the server; its terminal says more."}, 500)
+        return JSONResponse({"error": "Something went wrong in the server; see its terminal."}, 500)

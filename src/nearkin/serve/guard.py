@@ -34,32 +34,32 @@ HEADERS = {
 
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 OPEN = ("/style.css", "/icon.svg")
-"""What the page that asks for the token needs, and tells nothing."""
+"""Served without a token, for the login page."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """Bounds of what is accepted. Memory for uploads and decoding follows from them."""
+    """What the server accepts. Its memory for uploads and decoding follows from these limits."""
 
     upload_bytes: int = 20 * 2**20
     pixels: int = 50_000_000
-    uploads_bytes: int = 256 * 2**20  # of all uploads at once
-    upload_seconds: float = 30.0  # for one upload to arrive
-    work_seconds: float = 60.0  # for one answer
+    uploads_bytes: int = 256 * 2**20  # of all uploads in progress
+    upload_seconds: float = 30.0  # per upload
+    work_seconds: float = 60.0  # per answer
     hits: int = 200
-    batch: int = 32  # searches that are answered together
-    waiting: int = 512  # jobs of a kind that may wait; who comes then is told to come again
-    waiting_large: int = 8  # large pictures that may wait, seconds each
-    threads: int = 2  # that decode uploads; as many again make thumbnails
+    batch: int = 32  # searches answered together
+    waiting: int = 512  # jobs per queue; further ones are refused with 503
+    waiting_large: int = 8  # large pictures in the queue, which take seconds each
+    threads: int = 2  # for decoding uploads; as many again for thumbnails
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
             if value <= 0:
-                raise NearkinError(f"The server's limit {name} is above 0, not {value}.")
+                raise NearkinError(f"The server's limit {name} must be above 0, not {value}.")
 
 
-class Refused(Exception):  # noqa: N818 (a refusal, with the status that says which)
-    """A request that is not answered: a status, a sentence, and perhaps when to come again."""
+class Refused(Exception):  # noqa: N818 (a refusal is not a failure of ours)
+    """A refused request: an HTTP status, a sentence, and the seconds after which to retry."""
 
     def __init__(self, status: int, sentence: str, *, retry_after: int | None = None) -> None:
         super().__init__(sentence)
@@ -67,21 +67,21 @@ class Refused(Exception):  # noqa: N818 (a refusal, with the status that says wh
 
 
 def busy() -> Refused:
-    """What a client is told when all places are taken."""
+    """The refusal when a queue is full."""
     return Refused(503, "The server is busy: try again in a second.", retry_after=1)
 
 
 class Guard:
-    """Lets a request through, or answers it itself."""
+    """Middleware that checks host, origin and token, and sets security headers."""
 
     def __init__(self, app: App, *, token: str | None, hosts: Collection[str] | None, login_page: str) -> None:
         self.app, self.hosts, self.login_page = app, hosts, login_page
         self.token = None if token is None else token.encode()
-        # The cookie is not the token: who reads a browser's cookies cannot use it elsewhere.
+        # The cookie is not the token, so a stolen cookie cannot be used as one elsewhere.
         self.ticket = b"" if token is None else hmac.digest(token.encode(), b"nearkin", "sha256").hex().encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request."""
+        """Pass a request on, or refuse it."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
@@ -98,38 +98,38 @@ class Guard:
         await (self.app if answer is None else answer)(scope, receive, strict)
 
     def _refusal(self, scope: Scope) -> Response | None:
-        """The answer to a request that does not get through; None for one that does."""
+        """The answer to a refused request, else None."""
         headers = Headers(scope=scope)
         if self.hosts is not None and _host(headers.get("host", "")) not in self.hosts:
-            # A page elsewhere may have its own name point here; the browser would then let it read the answers.
-            return JSONResponse({"error": "This server does not go by that name."}, 421)
+            # DNS rebinding: another site's name may point here, and its pages could then read the answers.
+            return JSONResponse({"error": "This server does not answer to that host name."}, 421)
         if headers.get("sec-fetch-site") == "cross-site" and scope["path"].startswith("/api/"):
-            return JSONResponse({"error": "The API is not for the pages of others."}, 403)
+            return JSONResponse({"error": "The API does not answer pages of other sites."}, 403)
         if self.token is None or scope["path"] in OPEN:
             return None
         query = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
-        given = dict(query).get("token")
-        if given is not None and hmac.compare_digest(_digest(given.encode()), _digest(self.token)):
-            return self._welcome(scope, [pair for pair in query if pair[0] != "token"])
-        if self._known(headers, scope):
+        token = dict(query).get("token")
+        if token is not None and hmac.compare_digest(_digest(token.encode()), _digest(self.token)):
+            return self._set_cookie(scope, [pair for pair in query if pair[0] != "token"])
+        if self._has_access(headers, scope):
             return None
-        error = "The token is wrong." if given or "authorization" in headers else "This server asks for a token."
+        error = "The token is wrong." if token or "authorization" in headers else "This server needs a token."
         if "text/html" in headers.get("accept", ""):
             return HTMLResponse(self.login_page.replace("{error}", error), 401)
         return JSONResponse({"error": error}, 401, {"WWW-Authenticate": "Bearer"})
 
-    def _known(self, headers: Headers, scope: Scope) -> bool:
-        """Whether the request carries the token or the cookie; both are always compared."""
+    def _has_access(self, headers: Headers, scope: Scope) -> bool:
+        """Whether the request has the token or the cookie. Both are always compared, in constant time."""
         assert self.token is not None
-        scheme, _, given = headers.get("authorization", "").partition(" ")
-        bearer = given.strip().encode("latin-1") if scheme.lower() == "bearer" else b""
+        scheme, _, token = headers.get("authorization", "").partition(" ")
+        bearer = token.strip().encode("latin-1") if scheme.lower() == "bearer" else b""
         ticket = cookie_parser(headers.get("cookie", "")).get(_cookie_name(scope), "").encode()
         by_header = hmac.compare_digest(_digest(bearer), _digest(self.token))
         return hmac.compare_digest(_digest(ticket), _digest(self.ticket)) | by_header
 
-    def _welcome(self, scope: Scope, query: list[tuple[str, str]]) -> Response:
-        """The same address without the token, which stays in a cookie instead of the browser's history."""
-        path = "/" + scope["path"].lstrip("/")  # two slashes would lead to another host
+    def _set_cookie(self, scope: Scope, query: list[tuple[str, str]]) -> Response:
+        """Redirect to the address without the token, which moves from the browser's history into a cookie."""
+        path = "/" + scope["path"].lstrip("/")  # two slashes would redirect to another host
         answer = RedirectResponse(path + (f"?{urlencode(query)}" if query else ""), 303)
         answer.set_cookie(
             _cookie_name(scope), self.ticket.decode(), httponly=True, samesite="lax", secure=scope["scheme"] == "https"
@@ -138,16 +138,16 @@ class Guard:
 
 
 def _digest(secret: bytes) -> bytes:
-    """Of one length whatever the secret's, so that comparing tells nothing about that either."""
+    """A digest of fixed length, so that comparing does not reveal the secret's length."""
     return hashlib.sha256(secret).digest()
 
 
 def _cookie_name(scope: Scope) -> str:
-    """One a port: browsers share cookies between the servers of a host."""
+    """One name per port, since browsers share cookies between the ports of a host."""
     return f"nearkin_{(scope.get('server') or ('', 0))[1]}"
 
 
 def _host(header: str) -> str:
-    """The name in a Host header, without the port and the brackets of an IPv6 address."""
+    """The host name of a Host header, without port and IPv6 brackets."""
     name = header.rpartition(":")[0] if header.rpartition(":")[2].isdigit() else header
     return name.strip("[]").lower()

@@ -1,4 +1,4 @@
-"""Work beside the event loop, bounded: who comes when all places are taken is told so at once."""
+"""Bounded queues for work outside the event loop. A full queue refuses a job at once."""
 
 import asyncio
 import queue
@@ -16,54 +16,54 @@ Answer = Callable[[list[Job]], Sequence[Result | Exception]]
 
 
 class Pool:
-    """Some threads, and room for so many jobs to wait for them."""
+    """A thread pool with a bounded queue."""
 
     def __init__(self, name: str, *, threads: int, waiting: int) -> None:
         self.executor = ThreadPoolExecutor(threads, thread_name_prefix=name)
-        self.places = threading.Semaphore(threads + waiting)
+        self.slots = threading.Semaphore(threads + waiting)
 
     def submit(self, work: Callable[[], Result]) -> "Future[Result]":
-        """Begin the work, or refuse it."""
-        if not self.places.acquire(blocking=False):
+        """Queue the work, or refuse it."""
+        if not self.slots.acquire(blocking=False):
             raise busy()
         future = self.executor.submit(work)
-        future.add_done_callback(lambda _: self.places.release())
+        future.add_done_callback(lambda _: self.slots.release())
         return future
 
     def close(self) -> None:
-        """Finish what runs, drop what waits."""
+        """Finish running jobs and drop waiting ones."""
         self.executor.shutdown(wait=True, cancel_futures=True)
 
 
-class Desk(Generic[Job, Result]):
-    """One thread that answers jobs, those that wait together: a network takes ten images hardly longer than one."""
+class BatchQueue(Generic[Job, Result]):
+    """One thread that answers waiting jobs in batches: ten images take a network little longer than one."""
 
     def __init__(self, answer: Answer[Job, Result], *, batch: int, waiting: int) -> None:
         self.answer, self.batch = answer, batch
-        self.line: queue.Queue[tuple[Job, Future[Result]] | None] = queue.Queue(waiting)
+        self.jobs: queue.Queue[tuple[Job, Future[Result]] | None] = queue.Queue(waiting)
         self.closed = False
-        self.thread = threading.Thread(target=self._serve, name="desk", daemon=True)
+        self.thread = threading.Thread(target=self._serve, name="search", daemon=True)
         self.thread.start()
 
     def submit(self, job: Job) -> "Future[Result]":
-        """Stand in line, or be refused."""
+        """Queue a job, or refuse it."""
         future: Future[Result] = Future()
         if self.closed:
             raise busy()
         try:
-            self.line.put_nowait((job, future))
+            self.jobs.put_nowait((job, future))
         except queue.Full:
             raise busy() from None
         return future
 
     def close(self) -> None:
-        """Answer who is in line, then stop."""
+        """Answer the waiting jobs, then stop."""
         self.closed = True
-        self.line.put(None)
+        self.jobs.put(None)
         self.thread.join()
 
     def _serve(self) -> None:
-        while not self.closed or not self.line.empty():
+        while not self.closed or not self.jobs.empty():
             waiting = self._next()
             waiting = [(job, future) for job, future in waiting if future.set_running_or_notify_cancel()]
             if not waiting:
@@ -79,15 +79,15 @@ class Desk(Generic[Job, Result]):
                     future.set_result(result)
 
     def _next(self) -> list[tuple[Job, "Future[Result]"]]:
-        """The first in line, and as many of those behind it as fit into a batch."""
-        found = [self.line.get()]
-        while len(found) < self.batch and not self.line.empty():
-            found.append(self.line.get())  # this thread alone takes from the line
+        """The next waiting jobs, up to one batch."""
+        found = [self.jobs.get()]
+        while len(found) < self.batch and not self.jobs.empty():
+            found.append(self.jobs.get())  # no other thread takes from the queue
         return [one for one in found if one is not None]
 
 
 async def finish(future: "Future[Result]", seconds: float) -> Result:
-    """What the work gave; a client that has waited too long is told so, and the work is dropped if it still waits."""
+    """Wait for a result. After `seconds` the client is refused, and the job is dropped if it has not started."""
     try:
         return await asyncio.wait_for(asyncio.wrap_future(future), seconds)
     except TimeoutError:
@@ -95,14 +95,14 @@ async def finish(future: "Future[Result]", seconds: float) -> Result:
 
 
 class Budget:
-    """Bytes that all uploads may take at once. Only the event loop's thread uses it."""
+    """Limits the bytes of all uploads in progress. For the event loop's thread only."""
 
     def __init__(self, most: int) -> None:
         self.left = most
 
     @contextmanager
     def share(self) -> Iterator[Callable[[int], None]]:
-        """A function that takes bytes from the budget; they are given back at the end."""
+        """A function that takes bytes from the budget; they are returned at the end."""
         taken = 0
 
         def take(count: int) -> None:

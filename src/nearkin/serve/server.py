@@ -1,9 +1,8 @@
-"""Connections that keep no place for nothing: who neither asks nor takes the answer is shown out.
+"""The server process: open an index and its model, listen, and close idle and slow connections.
 
-uvicorn waits for a request's head, and for its answer to be taken, as long as it takes. Some hundreds of silent clients
-would then use up the process's open files, and nobody else could connect.
+uvicorn alone waits without limit for a request's head and for a client to read its answer. A few hundred silent clients
+would use up the process's open files, and nobody else could connect.
 """
-# MERGED: The server process: an index, its model, a socket.
 
 import asyncio
 import math
@@ -25,19 +24,21 @@ from nearkin.serve.app import make_app
 from nearkin.serve.guard import LOOPBACK, Guard, Limits
 from nearkin.training.model import Model
 
-SECONDS = 10.0  # for the head of a request to arrive, and between two looks at a connection
-LEAST = 16 * 2**10  # bytes of a waiting answer that a client takes between two looks
-PLACES = 2000  # connections at once
-ACCEPTED = 32  # connections that are let in before those before them are counted
-OWN_FILES = ACCEPTED + 96  # that the server itself has open: the index, pictures, libraries
+CHECK_SECONDS = 10.0  # between two checks of a connection, and for the head of a request to arrive
+MIN_BYTES = 16 * 2**10  # of a waiting answer that a client must read between two checks
+MAX_CONNECTIONS = 2000
+ACCEPTED = 32  # connections accepted before the earlier ones are counted
+OWN_FILES = ACCEPTED + 96  # open files of the server itself: the index, pictures, libraries
+MIN_TOKEN = 8
+BACKLOG = 2048  # clients that may wait to be accepted
 
 
-class Punctual(H11Protocol):
-    """An HTTP/1.1 connection that is looked at from time to time. When all places are taken, the idlest is closed."""
+class TimedProtocol(H11Protocol):
+    """An HTTP/1.1 connection that is checked regularly. At the limit, a new one closes the longest idle one."""
 
-    look: asyncio.TimerHandle
+    timer: asyncio.TimerHandle
     idle_since = 0.0
-    unsent = math.inf  # bytes of the answer when last looked at
+    unsent = math.inf  # bytes of the answer at the last check
 
     @property
     def idle(self) -> bool:
@@ -45,62 +46,58 @@ class Punctual(H11Protocol):
         return self.cycle is None or self.cycle.response_complete
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Take a place, and wait for a request."""
-        if len(self.connections) >= places():
-            others = [one for one in self.connections if isinstance(one, Punctual) and one.idle]
-            if others:
-                idlest = min(others, key=lambda one: one.idle_since)
-                idlest.transport.abort()
-                self.connections.discard(idlest)  # now: who comes at the same moment takes another's place
+        """Accept the connection and start its timer."""
+        if len(self.connections) >= connection_limit():
+            idle = [one for one in self.connections if isinstance(one, TimedProtocol) and one.idle]
+            if idle:
+                oldest = min(idle, key=lambda one: one.idle_since)
+                oldest.transport.abort()
+                self.connections.discard(oldest)  # now, so that the next new connection closes another one
         super().connection_made(transport)
         self.idle_since = time.monotonic()
-        self.look = self.loop.call_later(SECONDS, self._look)
+        self.timer = self.loop.call_later(CHECK_SECONDS, self._check)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Look no more."""
-        self.look.cancel()
+        """Stop the timer."""
+        self.timer.cancel()
         super().connection_lost(exc)
 
     def on_response_complete(self) -> None:
-        """Wait for the next request."""
+        """Mark the connection idle."""
         super().on_response_complete()
         self.idle_since, self.unsent = time.monotonic(), math.inf
 
-    def _look(self) -> None:
-        """Show out who is silent, or takes nothing of what it asked for."""
+    def _check(self) -> None:
+        """Close the connection if the client is silent or does not read its answer."""
         unsent = self.transport.get_write_buffer_size()
-        silent = self.idle and not unsent and time.monotonic() - self.idle_since >= SECONDS
-        if silent or (unsent and self.unsent - unsent < LEAST):
-            self.transport.abort()  # closing would wait until what was sent is taken
+        silent = self.idle and not unsent and time.monotonic() - self.idle_since >= CHECK_SECONDS
+        if silent or (unsent and self.unsent - unsent < MIN_BYTES):
+            self.transport.abort()  # close() would wait until the client has read everything
             return
         self.unsent = unsent or math.inf
-        self.look = self.loop.call_later(SECONDS, self._look)
+        self.timer = self.loop.call_later(CHECK_SECONDS, self._check)
 
 
-def places() -> int:
-    """Connections that there is room for, by the open files that the process may have."""
+def connection_limit() -> int:
+    """Maximum number of connections, given the process's limit of open files."""
     try:
         import resource
     except ImportError:  # not a Unix
-        return PLACES
+        return MAX_CONNECTIONS
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    return PLACES if files == resource.RLIM_INFINITY else max(1, min(PLACES, files - OWN_FILES))
+    return MAX_CONNECTIONS if files == resource.RLIM_INFINITY else max(1, min(MAX_CONNECTIONS, files - OWN_FILES))
 
 
-def allow_files() -> None:
-    """As many open files as the system lets the process have; many systems begin with few."""
+def raise_file_limit() -> None:
+    """Raise the process's limit of open files as far as needed and allowed."""
     with suppress(ImportError, OSError, ValueError):
         import resource
 
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         unlimited = hard == resource.RLIM_INFINITY
-        wanted = PLACES + OWN_FILES if unlimited else min(PLACES + OWN_FILES, hard)
+        wanted = MAX_CONNECTIONS + OWN_FILES if unlimited else min(MAX_CONNECTIONS + OWN_FILES, hard)
         if soft not in (resource.RLIM_INFINITY, hard) and soft < wanted:
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-
-
-SHORTEST_TOKEN = 8
-LINE = 2048  # clients that may wait to be let in
 
 
 def serve(
@@ -114,14 +111,14 @@ def serve(
     limits: Limits | None = None,
     say: Callable[[str], None] = print,
 ) -> None:
-    """Serve an index until stopped. Port 0 takes a free one; the token `auto` is made up here.
+    """Serve an index until interrupted. Port 0 takes a free one; the token `auto` is generated.
 
-    `say` gets a few sentences: the address to open, and what one should know.
+    `say` receives the address to open, and warnings.
     """
     token = secrets.token_urlsafe(24) if token == "auto" else token
-    if token is not None and len(token) < SHORTEST_TOKEN:
-        raise NearkinError(f"A token of {len(token)} letters can be guessed: give at least {SHORTEST_TOKEN}, or auto.")
-    here = host in LOOPBACK
+    if token is not None and len(token) < MIN_TOKEN:
+        raise NearkinError(f"A token of {len(token)} characters can be guessed: use at least {MIN_TOKEN}, or auto.")
+    local = host in LOOPBACK
     with open_index(where) as index, listen(host, port) as listener:
         model: Model | None = None
         why: str | None = None
@@ -131,26 +128,26 @@ def serve(
             if run is not None:
                 raise
             why = str(error)
-            say(f"Pictures of one's own cannot be searched by. {why}")
+            say(f"Uploaded pictures cannot be searched. {why}")
         name = Path(where).name if "://" not in where else where.partition("?")[0].rsplit("/", 1)[-1]
-        hosts = LOOPBACK if here else None
+        hosts = LOOPBACK if local else None
         app = make_app(index, model, name=name, why=why, run=run, token=token, hosts=hosts, limits=limits)
         shown = f"[{host}]" if ":" in host else host
         query = "" if token is None else f"?token={quote(token)}"
-        if not here and token is None:
-            say(f"Everyone who reaches {host} can see the pictures: --token keeps strangers out.")
+        if not local and token is None:
+            say(f"Everyone who can reach {host} can see the pictures: set --token to restrict access.")
         say(f"{len(index):,} pictures at http://{shown}:{listener.getsockname()[1]}/{query} (Ctrl-C stops it).")
         run_app(app, listener)
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket at that address, or a sentence on why there is none."""
+    """A listening socket at an address."""
     try:
         family, kind, proto, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listener = socket.socket(family, kind, proto)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
-        listener.listen(LINE)  # who comes before all is ready waits
+        listener.listen(BACKLOG)  # clients may wait until the server is ready
     except (OSError, OverflowError) as error:
         reason = getattr(error, "strerror", None) or error
         raise NearkinError(f"Cannot listen at {host}:{port} ({reason}): choose another --port or --host.") from None
@@ -158,26 +155,26 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 class Server(uvicorn.Server):
-    """uvicorn with a long line and few let in at a time, which asyncio takes to be one number."""
+    """uvicorn with a long backlog but few accepted at a time; asyncio uses one number for both."""
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Begin to serve."""
+        """Start serving."""
         await super().startup(sockets=sockets)
         for listener in sockets or ():
-            listener.listen(LINE)
+            listener.listen(BACKLOG)
 
 
 def make_server(app: Guard) -> uvicorn.Server:
-    """The HTTP server: quiet, without a log of addresses (they hold tokens), trusting no proxy's word."""
+    """The HTTP server. It logs no addresses, which may contain tokens, and trusts no proxy headers."""
     config = uvicorn.Config(
         app,
-        http=Punctual,
+        http=TimedProtocol,
         log_level="warning",
         access_log=False,
         server_header=False,
         proxy_headers=False,
         ws="none",
-        limit_concurrency=PLACES,
+        limit_concurrency=MAX_CONNECTIONS + ACCEPTED,  # above what connection_made keeps
         backlog=ACCEPTED,
         timeout_graceful_shutdown=5,
     )
@@ -185,7 +182,7 @@ def make_server(app: Guard) -> uvicorn.Server:
 
 
 def run_app(app: Guard, listener: socket.socket) -> None:
-    """Serve until a signal says stop."""
-    allow_files()
-    with suppress(KeyboardInterrupt):  # uvicorn hands the signal on once it has finished
+    """Serve until a signal stops the process."""
+    raise_file_limit()
+    with suppress(KeyboardInterrupt):  # uvicorn raises the signal again after it has finished
         make_server(app).run(sockets=[listener])

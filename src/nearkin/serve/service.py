@@ -1,4 +1,4 @@
-"""What the server does, apart from how it is asked: searches, pictures, the map."""
+"""What the server does, independent of HTTP: searches, thumbnails, the map; and the JSON it answers with."""
 
 import asyncio
 from collections import Counter
@@ -14,9 +14,9 @@ from nearkin.search.index import Hit as IndexHit
 from nearkin.search.index import Index
 from nearkin.search.query import Query, same_class, search_queries, threshold_of
 from nearkin.serve.guard import Limits, Refused
-from nearkin.serve.map import Atlas
+from nearkin.serve.map import IndexMap
 from nearkin.serve.pictures import LARGE, Cache, check_upload, decode_upload, thumbnail
-from nearkin.serve.queues import Budget, Desk, Pool, finish
+from nearkin.serve.queues import BatchQueue, Budget, Pool, finish
 from nearkin.training.model import Model
 
 
@@ -24,31 +24,31 @@ class Label(BaseModel):
     """A class of the index."""
 
     name: str
-    items: int = Field(description="How many items have it.")
+    items: int = Field(description="Number of items.")
 
 
 class Threshold(BaseModel):
-    """The similarity from which two pictures are taken for one class."""
+    """The similarity above which two pictures are taken for the same class."""
 
     similarity: float
-    precision: float | None = Field(None, description="The part of such pairs that were kin at calibration; 0 … 1.")
+    precision: float | None = Field(None, description="Fraction of such pairs of the same class at calibration.")
 
 
 class About(BaseModel):
-    """What the index is."""
+    """A description of the index."""
 
     name: str
     items: int
     dim: int
     space: str = Field(description="The geometry: cosine, ball, euclidean or inner.")
-    kind: str = Field(description="How it searches: exact, hnsw or ivfpq.")
+    kind: str = Field(description="The kind of search: exact, hnsw or ivfpq.")
     labels: list[Label] = Field(description="The classes, sorted by name.")
     threshold: Threshold | None
-    by_picture: bool = Field(description="Whether pictures can be searched by; else only items can.")
-    by_picture_why: str | None = Field(description="Where they cannot: why, in a sentence.")
-    upload_bytes: int = Field(description="Bytes that a picture may have.")
-    upload_pixels: int = Field(description="Pixels that a picture may have.")
-    most_hits: int = Field(description="Hits that a search may ask for.")
+    by_picture: bool = Field(description="Whether uploaded pictures can be searched; if not, only items can.")
+    by_picture_why: str | None = Field(description="The reason if they cannot.")
+    upload_bytes: int = Field(description="Maximum bytes of an upload.")
+    upload_pixels: int = Field(description="Maximum pixels of an upload.")
+    most_hits: int = Field(description="Maximum number of hits.")
     version: str
 
 
@@ -61,27 +61,27 @@ class Item(BaseModel):
 
 
 class Hit(Item):
-    """A picture that was found."""
+    """A search result."""
 
     similarity: float
-    same: bool | None = Field(description="Whether it is taken for the same class; null where there is no threshold.")
+    same: bool | None = Field(description="Whether it is taken for the same class; null without a threshold.")
 
 
 class Found(BaseModel):
-    """The nearest pictures, the nearest first."""
+    """The nearest pictures, best first."""
 
-    query: Item | None = Field(description="The item that was searched by; null for a picture of one's own.")
+    query: Item | None = Field(description="The item searched for; null for an uploaded picture.")
     hits: list[Hit]
 
 
 class Examples(BaseModel):
-    """Pictures to begin with, of as many classes as may be."""
+    """Some pictures, of as many classes as possible."""
 
     items: list[Item]
 
 
 class Service:
-    """One index with its model. What it says about itself is as of now; to see later additions, start it anew."""
+    """One index with its model. Items and labels are read once: restart the server to see later additions."""
 
     def __init__(
         self, index: Index, model: Model | None, *, name: str, why: str | None, run: str | Path | None, limits: Limits
@@ -90,19 +90,19 @@ class Service:
         self.ids, self.paths, self.labels = index.items()
         self.threshold = threshold_of(index, run)
         self.about = self._about(name, why)
-        self.atlas = Atlas(index, self.ids, self.labels)
+        self.index_map = IndexMap(index, self.ids, self.labels)
         self.budget = Budget(limits.uploads_bytes)
         self.decoding = Pool("decode", threads=limits.threads, waiting=limits.waiting)
         self.decoding_large = Pool("large", threads=1, waiting=limits.waiting_large)
         self.showing = Pool("show", threads=limits.threads, waiting=limits.waiting)
-        self.desk: Desk[Query, list[IndexHit]] = Desk(
+        self.searches: BatchQueue[Query, list[IndexHit]] = BatchQueue(
             partial(search_queries, index, model=model), batch=limits.batch, waiting=limits.waiting
         )
         self.cache = Cache(thumbnail)
 
     def close(self) -> None:
-        """Finish what is under way."""
-        self.desk.close()
+        """Finish the work in progress."""
+        self.searches.close()
         self.decoding.close()
         self.decoding_large.close()
         self.showing.close()
@@ -126,9 +126,9 @@ class Service:
         )
 
     async def by_picture(self, data: bytes, *, k: int, labels: Sequence[str] | None) -> Found:
-        """The kin of a picture of one's own."""
+        """The nearest items of an uploaded picture."""
         if self.model is None:
-            raise Refused(409, self.about.by_picture_why or "This index has no model to see pictures with.")
+            raise Refused(409, self.about.by_picture_why or "This index has no model to embed pictures with.")
         limit, seconds = self.limits.pixels, self.limits.work_seconds
         count = await finish(self.decoding.submit(partial(check_upload, data, limit=limit)), seconds)
         decode = partial(
@@ -143,23 +143,23 @@ class Service:
         return await self._ask(Query(k, labels=None if labels is None else tuple(labels), pixels=pixels))
 
     async def by_item(self, item_id: str, *, k: int, labels: Sequence[str] | None) -> Found:
-        """The kin of an item."""
+        """The nearest items of an item."""
         return await self._ask(Query(k, labels=None if labels is None else tuple(labels), id=item_id))
 
     async def _ask(self, query: Query) -> Found:
-        hits = await finish(self.desk.submit(query), self.limits.work_seconds)
+        hits = await finish(self.searches.submit(query), self.limits.work_seconds)
         return Found(
             query=None if query.id is None else await run_in_threadpool(self.item, query.id),
             hits=[Hit(**hit._asdict(), same=same_class(hit, self.threshold)) for hit in hits],
         )
 
     def item(self, item_id: str) -> Item:
-        """An item of the index; nothing else has a path here."""
+        """An item of the index. No other file can be reached."""
         found = self.index.item(item_id)
         return Item(id=found.id, path=found.path, label=found.label)
 
     async def picture(self, item_id: str, side: int) -> tuple[bytes, str]:
-        """An item's picture, and its media type."""
+        """A thumbnail of an item, and its media type."""
 
         def make() -> tuple[bytes, str]:
             return self.cache.get(Path(self.item(item_id).path), side)
@@ -167,14 +167,14 @@ class Service:
         return await finish(self.showing.submit(make), self.limits.work_seconds)
 
     def examples(self, count: int, labels: Sequence[str] | None = None) -> Examples:
-        """Items to begin with: the first of every class, or of every so many classes."""
+        """The first item of every class, or of every n-th class if there are more than `count`."""
         wanted = None if labels is None else frozenset(labels)
         every = [row for row, label in enumerate(self.labels) if wanted is None or label in wanted]
         first: dict[str | None, int] = {}
         for row in every:
             first.setdefault(self.labels[row], row)
         rows = sorted(first.values())
-        if len(rows) < count:  # few classes, or none: others beside them, evenly
+        if len(rows) < count:  # few classes: add more items, evenly spaced
             step = max(1, len(every) // count)
             rows = list(dict.fromkeys([*rows, *every[::step]]))
         step = max(1, len(rows) // count)
@@ -183,4 +183,4 @@ class Service:
 
     async def map(self) -> bytes:
         """The map as JSON."""
-        return await asyncio.to_thread(self.atlas.get)
+        return await asyncio.to_thread(self.index_map.get)

@@ -12,7 +12,7 @@ import pytest
 from made import make_images, make_run
 
 from nearkin.cli.search import index as index_command
-from nearkin.data.image_files import gather
+from nearkin.data.image_files import list_images
 from nearkin.errors import NearkinError
 from nearkin.search.build import index_images
 from nearkin.search.index import ENGINES, KINDS, Index, create_index, open_index
@@ -195,7 +195,7 @@ def test_a_copy_goes_into_a_store_and_back(place, tmp_path):
 def test_images_are_indexed_and_searched_by_a_store_as_by_a_folder(place, tmp_path):
     run, pictures = make_run(tmp_path / "run"), tmp_path / "pictures"
     make_images(pictures)
-    images = gather([pictures])
+    images = list_images([pictures])
     found = []
     for where, store in ((tmp_path / "pointer", place("one")), (tmp_path / "folder", None)):
         assert index_images(run, images, where, store=store).filled.added == 12
@@ -271,7 +271,7 @@ def test_an_add_that_fails_leaves_nothing(server):
     index = create_index(f"{server}&nearkin=whole", dim=DIM, space="inner")
     x, paths, labels = made(10)
     index.add(x, paths=paths, labels=labels)
-    with pytest.raises(NearkinError, match="PostgreSQL could not do this"):
+    with pytest.raises(NearkinError, match="PostgreSQL failed"):
         index.add(x, paths=[*paths[:9], "zero \0 byte"], labels=["changed"] * 10)
     assert index.items() == (paths, paths, labels)
     index.close()
@@ -280,9 +280,9 @@ def test_an_add_that_fails_leaves_nothing(server):
 @pytest.mark.parametrize(
     ("url", "words"),
     [
-        ("postgresql://nobody@127.0.0.1:1/none", "no connection to PostgreSQL on 127.0.0.1"),
+        ("postgresql://nobody@127.0.0.1:1/none", "Cannot connect to PostgreSQL on 127.0.0.1"),
         ("postgresql:///db?nearkin=Robert'); DROP TABLE", "small letters"),
-        ("qdrant://127.0.0.1:1/things", "Qdrant could not do this"),
+        ("qdrant://127.0.0.1:1/things", "Qdrant failed"),
         ("qdrant://host", "qdrant://host:port/collection"),
         ("qdrant://host:many/things", "qdrant://host:port/collection"),
         ("qdrant://", "qdrant://host:port/collection"),

@@ -131,7 +131,7 @@ def test_nothing_finds_nothing(tmp_path):
         (lambda i: i.add(np.ones((2, 4)), paths=["a", "b"], labels=["", ""]), r"\[N, 6\]"),
         (lambda i: i.add(np.ones((2, 6)), paths=["a"], labels=["", ""]), "2 paths"),
         (lambda i: i.add(np.ones((2, 6)), paths=["a", "b"], labels=[""]), "2 labels"),
-        (lambda i: i.add(np.ones((2, 6)), paths=["a", "a"], labels=["", ""]), "'a' is given twice"),
+        (lambda i: i.add(np.ones((2, 6)), paths=["a", "a"], labels=["", ""]), "'a' occurs twice"),
         (lambda i: i.add([[1, 2, 3, np.nan, 5, 6]], paths=["a"], labels=[""]), "not finite"),
         (lambda i: i.search(np.ones((1, 5))), r"\[N, 6\]"),
         (lambda i: i.search(np.full((1, 6), np.inf)), "not finite"),
@@ -262,7 +262,7 @@ def test_a_manifest_that_says_too_little_is_a_sentence(tmp_path, lost):
     content = json.loads(path.read_text())
     del content[lost]
     path.write_text(json.dumps(content))
-    with pytest.raises(NearkinError, match=r"damaged|not the manifest"):
+    with pytest.raises(NearkinError, match=r"damaged|not an index manifest"):
         open_index(tmp_path / "i")
 
 
@@ -297,7 +297,7 @@ import os, random, signal, sys, time
 import numpy as np
 from nearkin.search.index import create_index, folder as folder_index, open_index
 
-folder_index.LEAST = 1  # a graph from the first item on
+folder_index.MIN_ITEMS = 1  # a graph from the first item on
 if sys.argv[4] != "exact":
     import faiss  # before the forks: it takes longer than most of them live
 

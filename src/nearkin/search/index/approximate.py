@@ -1,7 +1,7 @@
 """Approximate search through faiss: an HNSW graph, or inverted lists with product quantisation (IVF-PQ).
 
-It covers the items there were when it was built; those that came since are few and are searched exactly beside it, and
-what it finds is scored again with the vectors themselves.
+It covers the items that existed when it was built. The few newer ones are searched exactly beside it, and all
+candidates are scored again with their vectors.
 """
 
 import hashlib
@@ -19,11 +19,11 @@ from nearkin.search.index.exact import Ints, Mask
 from nearkin.search.index.segments import Rows
 from nearkin.space import Space
 
-LEAST = 1000  # items below which an exact search is faster than any other
-LINKS = 32  # neighbours of a node of HNSW; twice as many on the ground
-BUILD_EFFORT = 100  # candidates that are looked at for a new node's neighbours
-REFINE = 16  # times k candidates of IVF-PQ are scored again, since their codes tell neighbours roughly
-PROBES = 8  # effort of an HNSW search that costs about as much as looking into one inverted list
+MIN_ITEMS = 1000  # with fewer, an exact search is faster
+LINKS = 32  # neighbours per HNSW node; twice as many on the bottom layer
+BUILD_EFFORT = 100  # candidates examined for a new node's neighbours
+REFINE = 16  # times k candidates of IVF-PQ are scored again, since their codes are coarse
+PROBES = 8  # HNSW effort that costs about as much as reading one inverted list
 
 
 class Graph(NamedTuple):
@@ -34,12 +34,12 @@ class Graph(NamedTuple):
     last: int  # the largest key in it
 
     def search(self, queries: Floats, k: int, *, effort: int, rows: Rows, wanted: Mask) -> Ints:
-        """Rows [Q, m] of candidates, -1 where there are fewer; only of those that are wanted."""
+        """Rows [Q, m] of candidates among the wanted ones, -1 if there are fewer."""
         faiss = import_faiss()
         inner = faiss.downcast_index(self.faiss.index)
         selector, share = self._selector(rows, wanted)
         if self.kind == "hnsw":
-            # Only what is wanted is kept on the way, so a search among few has to look at more.
+            # faiss keeps only wanted candidates on its way, so a search among few must visit more nodes.
             parameters = faiss.SearchParametersHNSW(efSearch=max(k, round(effort / share)), sel=selector)
         else:
             k *= REFINE
@@ -52,7 +52,7 @@ class Graph(NamedTuple):
         return found
 
     def _selector(self, rows: Rows, wanted: Mask) -> tuple[Any, float]:
-        """What tells faiss which keys are wanted, and the share of its items that are; nothing where all are."""
+        """A faiss selector of the wanted keys, None if all are wanted, and the fraction of items wanted."""
         keys = rows.keys[wanted & (rows.keys <= self.last)]
         share = max(len(keys), 1) / self.faiss.ntotal
         if len(keys) == self.faiss.ntotal:
@@ -65,8 +65,8 @@ class Graph(NamedTuple):
 def _search(index: Any, queries: Floats, k: int, parameters: Any) -> Ints:
     """The keys [Q, k] that a faiss index finds.
 
-    faiss.contrib.torch_utils, which pytorch-metric-learning imports, puts a search in the place of faiss's own that
-    takes no parameters, and keeps that one as search_numpy. Other methods it replaces take arrays as before.
+    faiss.contrib.torch_utils, which pytorch-metric-learning imports, replaces faiss's search by one without parameters
+    and keeps the original as search_numpy. Other replaced methods still take arrays.
     """
     search = getattr(index, "search_numpy", index.search)
     keys: Ints = search(queries, k, params=parameters)[1]
@@ -75,7 +75,7 @@ def _search(index: Any, queries: Floats, k: int, parameters: Any) -> Ints:
 
 @contextmanager
 def _threads(faiss: Any, most: int) -> Iterator[None]:
-    """No more threads than queries, within this thread: faiss would have the others wait for nothing."""
+    """Use no more faiss threads than queries: the others would only wait."""
     usual = faiss.omp_get_max_threads()
     faiss.omp_set_num_threads(min(usual, most))
     try:
@@ -85,7 +85,7 @@ def _threads(faiss: Any, most: int) -> Iterator[None]:
 
 
 def import_faiss() -> Any:
-    """faiss, or a sentence on how to get it."""
+    """Import faiss, or say how to install it."""
     try:
         import faiss
     except ImportError:
@@ -94,7 +94,7 @@ def import_faiss() -> Any:
 
 
 def make_graph(kind: Kind, rows: Rows, *, space: Space, old: Graph | None = None) -> Graph:
-    """A graph over all rows that are there; with an old one, that one and the rows that came since."""
+    """Build a graph over all rows, or extend a copy of an old one by the newer rows."""
     faiss = import_faiss()
     alive = np.flatnonzero(rows.alive)
     if old is not None:
@@ -118,14 +118,14 @@ def _empty(faiss: Any, kind: Kind, vectors: Floats, space: Space) -> Any:
     codes = max(c for c in range(1, max(1, dim // 4) + 1) if dim % c == 0)
     coarse = faiss.IndexFlatL2(dim) if space.is_monotone_in_distance else faiss.IndexFlatIP(dim)
     index = faiss.IndexIVFPQ(coarse, dim, lists, codes, 8, metric)
-    index.cp.min_points_per_centroid = index.pq.cp.min_points_per_centroid = 1  # it would print its wishes
+    index.cp.min_points_per_centroid = index.pq.cp.min_points_per_centroid = 1  # else faiss prints warnings
     sample = np.random.default_rng(0).permutation(count)[: max(100_000, 64 * lists)]
     index.train(vectors[np.sort(sample)])
     return index
 
 
 def write_graph(folder: Path, generation: int, graph: Graph) -> Meta:
-    """Write a graph and say what the manifest has to know of it."""
+    """Write a graph and return its manifest entry."""
     name = f"graph-{generation:08d}.faiss"
     with atomic_file(folder / name) as temporary:
         import_faiss().write_index(graph.faiss, str(temporary))
@@ -134,12 +134,12 @@ def write_graph(folder: Path, generation: int, graph: Graph) -> Meta:
 
 
 def read_graph(folder: Path, known: Meta, kind: Kind) -> Graph | None:
-    """The graph that the manifest names; None where its file was taken away, which only makes searches slower."""
+    """Read the graph that the manifest names; None if its file is missing, which only makes searches slower."""
     path = folder / known["file"]
     if not path.exists():
         return None
     if _digest(path) != known["sha256"]:
-        raise NearkinError(f"{path} is damaged: delete it, and nearkin index makes it anew; no item is lost.")
+        raise NearkinError(f"{path} is damaged: delete it, and nearkin index rebuilds it; no item is lost.")
     return Graph(import_faiss().read_index(str(path)), kind, known["last"])
 
 

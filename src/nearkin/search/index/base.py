@@ -26,16 +26,16 @@ MANIFEST = "index.json"  # of an index in a folder
 POINTER = "store.json"  # of an index in a store: its URL
 
 
-class NoIndex(NearkinError):  # noqa: N818 (there is none, and that need not be wrong)
-    """There is no index where one was looked for."""
+class NoIndex(NearkinError):  # noqa: N818 (not always an error: callers create one)
+    """There is no index at an address."""
 
 
 class NoItem(NearkinError):  # noqa: N818 (as above)
-    """There is no item of that id in the index."""
+    """There is no item with an id in the index."""
 
 
 class Hit(NamedTuple):
-    """One item that was found."""
+    """One search result."""
 
     id: str
     path: str
@@ -44,7 +44,7 @@ class Hit(NamedTuple):
 
 
 class Item(NamedTuple):
-    """One item of an index; the stamp tells whether its file has changed since."""
+    """One item of an index. The stamp tells whether its file has changed."""
 
     id: str
     path: str
@@ -53,14 +53,14 @@ class Item(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """Items on their way in, checked: ids are different, embeddings are points of the space."""
+    """Checked items to be added: ids are unique, embeddings are points of the space."""
 
     vectors: Floats  # [N, D]
     items: list[Item]
 
 
 class Items(NamedTuple):
-    """All items of an index, column by column, in the order they came."""
+    """All items of an index as columns, in the order they were added."""
 
     ids: list[str]
     paths: list[str]
@@ -68,7 +68,7 @@ class Items(NamedTuple):
 
 
 class Index(ABC):
-    """Embeddings with their paths and labels, searched by similarity. Every add and every remove is a commit."""
+    """Embeddings with paths and labels, searched by similarity. Every add and remove is a commit."""
 
     def __init__(self, meta: Meta) -> None:
         self.meta = meta  # dim, space, kind, run, fingerprint, created, recall, threshold, …
@@ -78,7 +78,7 @@ class Index(ABC):
 
     @property
     def run(self) -> Path | None:
-        """The folder of the run whose model made the embeddings, where it is known."""
+        """The folder of the run whose model made the embeddings, if known."""
         return Path(self.meta["run"]) if self.meta.get("run") else None
 
     def add(
@@ -90,16 +90,16 @@ class Index(ABC):
         ids: Sequence[str] | None = None,
         stamps: Sequence[str | None] | None = None,
     ) -> None:
-        """Add items, all or none; an id that is there already is replaced. An id is the path unless it is given."""
+        """Add items, all or none, and replace those with the same id. Ids default to the paths."""
         ids = paths if ids is None else ids
         stamps = [None] * len(paths) if stamps is None else stamps
         vectors = points(embeddings, dim=self.dim, space=self.space)
-        for what, given in (("paths", paths), ("labels", labels), ("ids", ids), ("stamps", stamps)):
-            if len(given) != len(vectors):
-                raise NearkinError(f"{len(vectors)} embeddings need {len(vectors)} {what}, not {len(given)}.")
+        for name, column in (("paths", paths), ("labels", labels), ("ids", ids), ("stamps", stamps)):
+            if len(column) != len(vectors):
+                raise NearkinError(f"{len(vectors)} embeddings need {len(vectors)} {name}, not {len(column)}.")
         if len(set(ids)) < len(ids):
             twice = next(name for n, name in enumerate(ids) if name in ids[:n])
-            raise NearkinError(f"The id {twice!r} is given twice in one call: give every item one of its own.")
+            raise NearkinError(f"The id {twice!r} occurs twice in one call: ids must be unique.")
         if len(vectors):
             self._add(Batch(vectors, list(map(Item, ids, paths, labels, stamps))))
 
@@ -112,35 +112,34 @@ class Index(ABC):
         exclude: Sequence[str] | None = None,
         exact: bool = False,
     ) -> list[list[Hit]]:
-        """The k nearest items of each query, best first; only of some labels, without some ids, where asked.
+        """The k nearest items of each query, best first: only those of `labels`, without the ids in `exclude`.
 
         `exact` compares with every item, whatever the kind of the index.
         """
         if k < 1:
-            raise NearkinError(f"A search asks for at least 1 item, not {k}.")
-        given = np.asarray(queries, dtype=np.float32)
-        vectors = points(given[None] if given.ndim == 1 else given, dim=self.dim, space=self.space)
+            raise NearkinError(f"A search needs k of at least 1, not {k}.")
+        vectors = points(np.atleast_2d(np.asarray(queries, dtype=np.float32)), dim=self.dim, space=self.space)
         if not len(vectors):
             return []
         wanted = None if labels is None else list(dict.fromkeys(labels))
         return self._search(vectors, k, labels=wanted, exclude=list(dict.fromkeys(exclude or ())), exact=exact)
 
-    def item(self, id: str) -> Item:  # noqa: A002 (the word of the face)
-        """The item of an id."""
+    def item(self, id: str) -> Item:  # noqa: A002
+        """The item with an id."""
         found = self._items([id])
         if not found:
             raise NoItem(f"There is no item {id!r} in the index.")
         return found[0]
 
     def remember(self, **changes: Any) -> None:
-        """Change what the index says about itself (its meta), as a commit."""
+        """Change entries of `meta`, as a commit."""
         self.meta = {**self.meta, **changes}
         self._write_meta()
 
     def save(self, where: str | Path, *, kind: str | None = None, store: str | None = None) -> "Index":
-        """A copy elsewhere, in a new folder or store, as one commit; of another kind, where asked for. It is opened.
+        """Copy the index to a new folder or store as one commit, optionally as another kind; returns the open copy.
 
-        The index itself needs no saving: every add and every remove is kept when it returns.
+        The index itself needs no saving: every add and remove is stored when it returns.
         """
         ids, paths, labels = self.items()
         stamps = self.stamps()
@@ -152,7 +151,7 @@ class Index(ABC):
 
     @staticmethod
     def load(where: str | Path, *, store: str | None = None) -> "Index":
-        """The index that is there: `open_index`."""
+        """Open an index, as `open_index` does."""
         return open_index(where, store=store)
 
     def __enter__(self) -> "Index":
@@ -177,7 +176,7 @@ class Index(ABC):
 
     @abstractmethod
     def remove(self, ids: Sequence[str]) -> int:
-        """Remove items by their ids; how many of them were there."""
+        """Remove items by id and return how many existed."""
 
     @abstractmethod
     def __len__(self) -> int: ...
@@ -188,20 +187,20 @@ class Index(ABC):
 
     @abstractmethod
     def embeddings(self, ids: Sequence[str] | None = None) -> Floats:
-        """The embeddings [N, D] of all items in the order of `items`, or of some ids in theirs."""
+        """The embeddings [N, D] of all items in the order of `items`, or of the given ids in their order."""
 
     @abstractmethod
     def stamps(self) -> dict[str, tuple[str | None, str | None]]:
-        """By id, the label and the stamp of every item: what tells whether an image must be embedded again."""
+        """The label and stamp of every item by id: they tell whether an image must be embedded again."""
 
     @abstractmethod
     def label_names(self) -> list[str]:
-        """The labels there are, sorted."""
+        """All labels, sorted."""
 
     def build(self) -> None:
-        """Bring an approximate index up to date with its items, and find out what recall it has; each kind once.
+        """Bring an approximate index up to date with its items, and measure its recall.
 
-        Its effort is raised until recall@10 against an exact search is 0.95, or as high as it gets.
+        The search effort is raised until recall@10 against an exact search reaches 0.95, or to its maximum.
         """
         if self.kind == "exact" or not self._build():
             self.remember(recall=None)
@@ -210,21 +209,21 @@ class Index(ABC):
         for effort in EFFORTS:
             self.meta = {**self.meta, "effort": effort}
             value = recall(self, truth)
-            if value >= TARGET:
+            if value >= RECALL_TARGET:
                 break
         known = {"value": round(value, 4), "k": len(truth.hits[0]), "queries": len(truth.ids)}
         self.remember(effort=effort, recall=known)
 
     @abstractmethod
     def _build(self) -> bool:
-        """Make what speeds up a search; whether there is any use for it."""
+        """Build what speeds up a search; False if an exact search is faster."""
 
-    def close(self) -> None:  # noqa: B027 (most hold nothing open)
-        """Let go of what is held open."""
+    def close(self) -> None:  # noqa: B027 (most engines hold nothing open)
+        """Close connections and files."""
 
 
 def check_kind(kind: str) -> Kind:
-    """The kind's name, or a sentence that lists the three."""
+    """The name of a kind, checked."""
     for known in KINDS:
         if kind == known:
             return known
@@ -232,10 +231,10 @@ def check_kind(kind: str) -> Kind:
 
 
 def points(embeddings: ArrayLike, *, dim: int, space: Space) -> Floats:
-    """Embeddings as float32 points [N, D] of the space: of length 1 for cosine, of length at most 1 for ball."""
+    """Embeddings as float32 points [N, D] of the space, such as unit vectors for cosine."""
     v = np.asarray(embeddings, dtype=np.float32)
     if v.ndim != 2 or v.shape[1] != dim:
-        raise NearkinError(f"The index holds embeddings [N, {dim}], not {list(v.shape)}.")
+        raise NearkinError(f"The index holds embeddings of shape [N, {dim}], not {list(v.shape)}.")
     if not np.isfinite(v).all():
         row = int((~np.isfinite(v)).any(1).argmax())
         raise NearkinError(f"Embedding {row} is not finite: the model that made it is broken.")
@@ -326,40 +325,40 @@ def _free(folder: Path) -> Path:
     return folder
 
 
-QUERIES = 200
-TARGET = 0.95
-EFFORTS = (64, 128, 256, 512, 1000)  # more: PostgreSQL allows no more than 1000
-SLACK = 1e-5  # stores round similarities differently, and equals may change places
+RECALL_QUERIES = 200
+RECALL_TARGET = 0.95
+EFFORTS = (64, 128, 256, 512, 1000)  # PostgreSQL allows at most 1000
+TOLERANCE = 1e-5  # engines round similarities differently, and ties may swap
 
 
 class Truth(NamedTuple):
-    """Items of the index as queries, and what an exact search finds for them, themselves left out."""
+    """Items of the index as queries, and their exact nearest neighbours without themselves."""
 
     queries: Floats
     ids: list[str]
     hits: list[list[Hit]]
 
 
-def find_truth(index: Index, *, k: int = 10, queries: int = QUERIES) -> Truth:
-    """An exact search for some of the index's own items, always the same ones."""
+def find_truth(index: Index, *, k: int = 10, queries: int = RECALL_QUERIES) -> Truth:
+    """Search exactly for some items of the index, always the same ones."""
     known = index.items().ids
     chosen = np.sort(np.random.default_rng(0).permutation(len(known))[:queries])
     ids = [known[row] for row in chosen.tolist()]
     vectors = index.embeddings(ids)
     found = index.search(vectors, k + 1, exact=True)
-    return Truth(vectors, ids, [_others(hits, own, k) for hits, own in zip(found, ids, strict=True)])
+    return Truth(vectors, ids, [_without(hits, name, k) for hits, name in zip(found, ids, strict=True)])
 
 
 def recall(index: Index, truth: Truth) -> float:
-    """The part of the true neighbours, or of items just as near, that the index finds."""
+    """The fraction of the true neighbours, or of equally near items, that the index finds."""
     k = len(truth.hits[0])
     found = index.search(truth.queries, k + 1)
     shares = [
-        sum(hit.similarity >= true[-1].similarity - SLACK for hit in _others(hits, own, k)) / len(true)
-        for hits, own, true in zip(found, truth.ids, truth.hits, strict=True)
+        sum(hit.similarity >= true[-1].similarity - TOLERANCE for hit in _without(hits, name, k)) / len(true)
+        for hits, name, true in zip(found, truth.ids, truth.hits, strict=True)
     ]
     return float(np.mean(shares))
 
 
-def _others(hits: list[Hit], own: str, k: int) -> list[Hit]:
-    return [hit for hit in hits if hit.id != own][:k]
+def _without(hits: list[Hit], name: str, k: int) -> list[Hit]:
+    return [hit for hit in hits if hit.id != name][:k]

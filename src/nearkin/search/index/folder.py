@@ -1,4 +1,4 @@
-"""The embedded index: a folder, all of it in memory while it is open."""
+"""An index in a folder, held in memory while it is open."""
 
 import threading
 from collections.abc import Sequence
@@ -8,9 +8,9 @@ import numpy as np
 
 from nearkin.errors import NearkinError
 from nearkin.files import write_lock
-from nearkin.search.index.approximate import LEAST, Graph, make_graph, read_graph, write_graph
+from nearkin.search.index.approximate import MIN_ITEMS, Graph, make_graph, read_graph, write_graph
 from nearkin.search.index.base import Batch, Floats, Hit, Index, Item, Items, Meta
-from nearkin.search.index.exact import Ints, rescored, search_exact
+from nearkin.search.index.exact import Ints, rescore, search_exact
 from nearkin.search.index.segments import (
     Manifest,
     Rows,
@@ -22,14 +22,14 @@ from nearkin.search.index.segments import (
     write_segment,
 )
 
-MERGE = 2  # a segment takes in its elder neighbour unless that is this many times its size
-GARBAGE = 0.25  # part of removed rows beyond which everything is written anew without them
-FEW = 0.1  # part of the items below which a filtered search compares with all of them instead of asking the graph
-OUTGROWN = 4  # times the items that inverted lists were trained on: then they are trained again
+MERGE = 2  # a new segment absorbs the previous one unless that is this many times larger
+GARBAGE = 0.25  # fraction of removed rows above which all segments are rewritten
+FEW = 0.1  # fraction of items below which a filtered search is exact instead of through the graph
+OUTGROWN = 4  # growth after which inverted lists are trained again
 
 
 class FolderIndex(Index):
-    """An index in a folder. Searches may run in many threads while one adds."""
+    """An index in a folder. Many threads may search while one writes."""
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
@@ -63,7 +63,6 @@ class FolderIndex(Index):
             self._commit(self.rows.without(old).with_batch(batch, keys), next_key=first + len(keys))
 
     def remove(self, ids: Sequence[str]) -> int:
-        """Remove items by their ids; how many of them were there."""
         with self._lock, write_lock(self.folder):
             self._catch_up()
             old = self._numbers(self.rows, list(dict.fromkeys(ids)))
@@ -78,10 +77,10 @@ class FolderIndex(Index):
             self._write(self.manifest._replace(meta=meta))
 
     def _commit(self, rows: Rows, *, next_key: int) -> None:
-        """Write what is new in these rows and make it count."""
+        """Write the new rows and commit them."""
         number = self.manifest.generation + 1
         segments = list(self.manifest.segments)
-        stored = sum(segment.rows for segment in segments)  # rows before this one are in files
+        stored = sum(segment.rows for segment in segments)  # rows before this one are in segments
         garbage = len(rows) - int(rows.alive.sum()) > GARBAGE * len(rows)
         while segments and (garbage or (stored < len(rows) and segments[-1].rows < MERGE * (len(rows) - stored))):
             stored -= segments.pop().rows
@@ -98,7 +97,7 @@ class FolderIndex(Index):
         self._follow(rows)
 
     def _follow(self, rows: Rows) -> None:
-        """Take these rows for the index's own, and keep the map of ids, where their numbers have stayed."""
+        """Replace the rows in memory, and update the map of ids if row numbers did not change."""
         old, known = len(self.rows), self._where
         moved = not np.array_equal(self.rows.keys, rows.keys[:old])
         if known is not None and not moved:
@@ -115,7 +114,7 @@ class FolderIndex(Index):
         clean(self.folder, self.manifest)
 
     def _catch_up(self) -> None:
-        """See what another process has committed since."""
+        """Read what another process has committed."""
         found = read_manifest(self.folder)
         if found.generation != self.manifest.generation:
             self.manifest, self._where = found, None
@@ -131,7 +130,7 @@ class FolderIndex(Index):
                 if found.generation == self.manifest.generation:
                     raise
                 self.manifest, self.meta = found, found.meta
-        raise NearkinError(f"{self.folder} is being changed all the time: try again.")
+        raise NearkinError(f"{self.folder} keeps changing while it is read: try again.")
 
     # Reading.
 
@@ -151,7 +150,7 @@ class FolderIndex(Index):
         if exclude:
             wanted = wanted.copy()
             wanted[self._numbers(rows, exclude)] = False
-        if graph is None or wanted.sum() < max(LEAST, FEW * len(rows)):
+        if graph is None or wanted.sum() < max(MIN_ITEMS, FEW * len(rows)):
             mask = None if wanted.all() else wanted
             found, s = search_exact(rows.vectors, queries, k, space=self.space, wanted=mask)
         else:
@@ -159,11 +158,11 @@ class FolderIndex(Index):
             late = wanted & (rows.keys > graph.last)
             if late.any():
                 near = np.hstack([near, search_exact(rows.vectors, queries, k, space=self.space, wanted=late)[0]])
-            found, s = rescored(rows.vectors, queries, near, space=self.space)
+            found, s = rescore(rows.vectors, queries, near, space=self.space)
         return [_hits(rows, *each) for each in zip(found[:, :k], s[:, :k], strict=True)]
 
     def _graph(self) -> Graph | None:
-        """The graph, read when it is first asked for."""
+        """The graph, read on first use."""
         known = self.manifest.graph
         if known is None:
             return None
@@ -175,7 +174,7 @@ class FolderIndex(Index):
     def _build(self) -> bool:
         with self._lock, write_lock(self.folder):
             self._catch_up()
-            if len(self) < LEAST:
+            if len(self) < MIN_ITEMS:
                 if self.manifest.graph is not None:
                     self._write(self.manifest._replace(graph=None))
                 return False
@@ -190,42 +189,38 @@ class FolderIndex(Index):
             return True
 
     def _stale(self, graph: Graph) -> bool:
-        """Whether so many of a graph's items are gone, or so many are new, that it is better made anew."""
+        """Whether so many items were removed or added that the graph should be rebuilt."""
         rows = self.rows
-        there = int((rows.alive & (rows.keys <= graph.last)).sum())
+        alive = int((rows.alive & (rows.keys <= graph.last)).sum())
         items: int = graph.faiss.ntotal
-        return there < (1 - GARBAGE) * items or (self.kind == "ivfpq" and len(self) > OUTGROWN * items)
+        return alive < (1 - GARBAGE) * items or (self.kind == "ivfpq" and len(self) > OUTGROWN * items)
 
     def _items(self, ids: Sequence[str]) -> list[Item]:
         rows = self.rows
         return [rows.item(row) for row in self._numbers(rows, ids)]
 
     def _numbers(self, rows: Rows, ids: Sequence[str]) -> list[int]:
-        """The numbers of those ids that are among the rows. The rows may be a moment old, so each is looked at."""
+        """The row numbers of the ids that exist. The map may be newer than the rows, so each entry is checked."""
         where = self._rows_by_id
         found = [(name, where[name]) for name in ids if name in where]
         return [row for name, row in found if row < len(rows) and rows.ids[row] == name]
 
     def items(self) -> Items:
-        """Ids, paths and labels of all items."""
         rows = self._present()
         return Items(rows.ids, rows.paths, [rows.names[n] for n in rows.labels.tolist()])
 
     def embeddings(self, ids: Sequence[str] | None = None) -> Floats:
-        """The embeddings [N, D] of all items in the order of `items`, or of some ids in theirs."""
         if ids is None:
             return self._present().vectors
         rows = self.rows
         return rows.vectors[[self._numbers(rows, [self.item(name).id])[0] for name in ids]]
 
     def stamps(self) -> dict[str, tuple[str | None, str | None]]:
-        """By id, the label and the stamp of every item."""
         rows = self._present()
         labels = [rows.names[n] for n in rows.labels.tolist()]
         return dict(zip(rows.ids, zip(labels, rows.stamps, strict=True), strict=True))
 
     def label_names(self) -> list[str]:
-        """The labels there are, sorted."""
         rows = self.rows
         present = np.unique(rows.labels[rows.alive])
         return sorted(name for n in present.tolist() if (name := rows.names[n]) is not None)
@@ -236,7 +231,7 @@ class FolderIndex(Index):
 
 
 def _joined(rows: Rows, stored: int, fresh: Ints) -> Rows:
-    """The rows that stay in their files, then those that are to be written anew."""
+    """The rows that stay in their segments, then those to be written."""
     if len(fresh) == len(rows) - stored:
         return rows
     return rows.take(np.concatenate([np.arange(stored), fresh]))

@@ -1,5 +1,8 @@
-"""The items of an embedded index in memory: columns that are replaced, never changed, so that searches need no lock."""
-# MERGED: The files of an embedded index, written so that a kill at any moment loses nothing that was committed.
+"""The items of an index in a folder: columns in memory and segment files on disk.
+
+Columns are replaced, never changed, so searches need no lock. Files are written so that an interruption at any moment
+loses nothing that was committed: a commit replaces the manifest, which names the files that count.
+"""
 
 import json
 import os
@@ -21,13 +24,13 @@ from nearkin.search.index.exact import Ints, Mask
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """One moment of an index: a row an item, in the order they came, with those that were removed marked."""
+    """A snapshot of an index: one row per item in the order they were added; removed rows are marked."""
 
     vectors: Floats  # [N, D]
-    keys: Ints  # [N] ascending: the item's number, never used again
+    keys: Ints  # [N] ascending; the key of a removed item is never used again
     ids: list[str]
-    paths: list[str]  # the same list as ids where they are the same
-    labels: NDArray[np.int32]  # [N] numbers of `names`
+    paths: list[str]  # the same list object as ids if they are equal
+    labels: NDArray[np.int32]  # [N] index into `names`
     names: list[str | None]
     stamps: list[str | None]
     alive: Mask  # [N]
@@ -40,7 +43,7 @@ class Rows:
         return Item(self.ids[row], self.paths[row], self.names[self.labels[row]], self.stamps[row])
 
     def with_batch(self, batch: Batch, keys: Ints) -> "Rows":
-        """The rows with more of them at the end."""
+        """The rows with a batch appended."""
         ids, paths, labels, stamps = (list(column) for column in zip(*batch.items, strict=True))
         number = {name: n for n, name in enumerate(self.names)}
         for label in labels:
@@ -65,7 +68,7 @@ class Rows:
         return replace(self, alive=alive)
 
     def take(self, rows: Ints) -> "Rows":
-        """Some rows, by number and in order."""
+        """Some rows, by number."""
         numbers = rows.tolist()
         ids = [self.ids[row] for row in numbers]
         return Rows(
@@ -80,7 +83,7 @@ class Rows:
         )
 
     def of_labels(self, labels: Sequence[str] | None) -> Mask:
-        """Which rows are there and have one of the labels."""
+        """A mask of the rows that exist and have one of the labels."""
         if labels is None:
             return self.alive
         wanted = np.array([name in labels for name in self.names], np.bool_)
@@ -88,28 +91,28 @@ class Rows:
 
 
 def no_rows(dim: int) -> Rows:
-    """An index of nothing."""
+    """The rows of an empty index."""
     ids: list[str] = []
     none = np.empty(0, np.int64)
     return Rows(np.empty((0, dim), np.float32), none, ids, ids, none.astype(np.int32), [], [], none.astype(np.bool_))
 
 
 def extended(v: Floats, more: Floats) -> Floats:
-    """`v` with rows added: in the room that is left behind it, or moved to where there is twice as much.
+    """`v` with rows appended in its spare capacity, or in a new array of twice the size.
 
-    Only the youngest array of a line may be extended; older ones stay as they are, since they end before the new rows.
+    Only the newest array may be extended. Older ones stay valid, since they end before the new rows.
     """
     total = len(v) + len(more)
-    room = v.base if isinstance(v.base, np.ndarray) else v
-    if len(room) < total:
-        room = np.empty((max(total, 2 * len(v)), v.shape[1]), np.float32)
-        room[: len(v)] = v
-    room[len(v) : total] = more
-    return room[:total]
+    capacity = v.base if isinstance(v.base, np.ndarray) else v
+    if len(capacity) < total:
+        capacity = np.empty((max(total, 2 * len(v)), v.shape[1]), np.float32)
+        capacity[: len(v)] = v
+    capacity[len(v) : total] = more
+    return capacity[:total]
 
 
 FORMAT = 1
-OURS = re.compile(r"(items|removed)-\d+\.safetensors|graph-\d+\.faiss|\.(items|removed|graph|index)[-.].*")
+INDEX_FILES = re.compile(r"(items|removed)-\d+\.safetensors|graph-\d+\.faiss|\.(items|removed|graph|index)[-.].*")
 
 
 class Segment(NamedTuple):
@@ -120,50 +123,50 @@ class Segment(NamedTuple):
 
 
 class Manifest(NamedTuple):
-    """Which files count."""
+    """The files that make up the index."""
 
     meta: Meta
-    generation: int = 0  # of commits; also the number in the names of the files they write
+    generation: int = 0  # number of commits, and the number in the names of new files
     next_key: int = 0
     segments: tuple[Segment, ...] = ()
     removed: str | None = None
-    graph: Meta | None = None  # file, items in it, digest
+    graph: Meta | None = None  # file, its items, its digest
 
     @property
     def files(self) -> set[str]:
-        """The names of all files that count."""
+        """The names of all files of the index."""
         graph = self.graph["file"] if self.graph else None
         return {name for name in (*(s.file for s in self.segments), self.removed, graph) if name}
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """The manifest of an index, or a sentence on why there is none."""
+    """Read the manifest of an index."""
     path = folder / MANIFEST
     if not path.exists():
-        raise NoIndex(f"There is no index in {folder}: make one with nearkin index RUN IMAGES -o {folder}.")
+        raise NoIndex(f"There is no index in {folder}: create one with nearkin index RUN IMAGES -o {folder}.")
     try:
         content = read_json(path)
     except NearkinError:
-        raise NearkinError(f"{path} is damaged: restore it, or make the index anew.") from None
+        raise NearkinError(f"{path} is damaged: restore it, or create the index again.") from None
     if content.get("format") != FORMAT or "meta" not in content:
-        raise NearkinError(f"{path} is not the manifest of an index of this version: make the index anew.")
+        raise NearkinError(f"{path} is not an index manifest of this version: create the index again.")
     try:
-        segments = tuple(Segment(*given) for given in content["segments"])
+        segments = tuple(Segment(*entry) for entry in content["segments"])
         known = {name: content[name] for name in ("meta", "generation", "next_key", "removed", "graph")}
     except (KeyError, TypeError):
-        raise NearkinError(f"{path} is damaged: restore it, or make the index anew.") from None
+        raise NearkinError(f"{path} is damaged: restore it, or create the index again.") from None
     return Manifest(**known, segments=segments)
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
-    """Commit: from here on, these files count."""
-    sync(folder)  # the files it names are there before it is
+    """Commit: these files are now the index."""
+    sync(folder)  # the files it names are on disk first
     write_json(folder / MANIFEST, {"format": FORMAT, **manifest._asdict()})
     sync(folder)
 
 
 def write_segment(folder: Path, generation: int, rows: Rows) -> Segment:
-    """Write rows that are there as a file of items."""
+    """Write rows as a file of items."""
     labels = [rows.names[n] for n in rows.labels.tolist()]
     ids = None if rows.ids is rows.paths else rows.ids
     text = json.dumps({"ids": ids, "paths": rows.paths, "labels": labels, "stamps": rows.stamps})
@@ -185,12 +188,10 @@ def write_removed(folder: Path, generation: int, keys: Ints) -> str:
 
 
 def read_rows(folder: Path, manifest: Manifest) -> Rows:
-    """All items that count."""
+    """Read all items."""
     dim: int = manifest.meta["dim"]
     total = sum(segment.rows for segment in manifest.segments)
-    rows = no_rows(dim)
-    room = np.empty((total, dim), np.float32)
-    rows = Rows(room[:0], rows.keys, rows.ids, rows.paths, rows.labels, rows.names, rows.stamps, rows.alive)
+    rows = replace(no_rows(dim), vectors=np.empty((total, dim), np.float32)[:0])  # with capacity for all
     for segment in manifest.segments:
         batch, keys = _read_segment(folder / segment.file, segment, dim)
         rows = rows.with_batch(batch, keys)
@@ -211,19 +212,19 @@ def _read_segment(path: Path, segment: Segment, dim: int) -> tuple[Batch, Ints]:
         if vectors.shape != (segment.rows, dim) or len(keys) != segment.rows or len(items) != segment.rows:
             raise KeyError("count")
     except (KeyError, TypeError, ValueError):  # a NearkinError is a ValueError
-        raise NearkinError(f"{path} is missing or damaged: restore it, or make the index anew.") from None
+        raise NearkinError(f"{path} is missing or damaged: restore it, or create the index again.") from None
     return Batch(vectors, items), keys
 
 
 def clean(folder: Path, manifest: Manifest) -> None:
-    """Delete what no longer counts, and what a kill left behind."""
+    """Delete files of the index that the manifest does not name, such as leftovers of an interruption."""
     for path in folder.iterdir():
-        if OURS.fullmatch(path.name) and path.name not in manifest.files:
+        if INDEX_FILES.fullmatch(path.name) and path.name not in manifest.files:
             path.unlink(missing_ok=True)
 
 
 def sync(folder: Path) -> None:
-    """Have the folder's list of files on disk, where the system can be asked for that."""
+    """Flush the folder's list of files to disk, if the system supports it."""
     if os.name == "nt":
         return
     handle = os.open(folder, os.O_RDONLY)
