@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import against_pml
 import pytest
 import torch
 from PIL import Image
@@ -17,6 +18,7 @@ from nearkin.data.datasets import DATASETS
 from nearkin.data.pixels.views import AUGMENTS
 from nearkin.files import read_json
 from nearkin.methods.losses import LOSSES
+from nearkin.methods.strategies import STRATEGIES
 from nearkin.networks.backbones import BACKBONES
 from tools import docs
 from tools.results_page import boards
@@ -106,6 +108,19 @@ def test_both_libraries_compute_the_same_values_in_the_comparison():
     assert triple["ours"]["loss"] == pytest.approx(triple["pml"]["loss"], rel=1e-5)
     for metric, score in evaluation["pml"]["scores"].items():
         assert score == pytest.approx(evaluation["ours"]["scores"][metric], abs=0.01)
+
+
+def test_the_comparison_with_pml_can_be_repeated():
+    resumed = against_pml.resume(steps=5, batch=8, dim=4, size=16)
+    assert resumed["ours"]["steps_that_differ"] == 0
+    assert resumed["pml"]["steps_that_differ"] > 0
+    triple = against_pml.soft_triple(300, 2, dim=8, batch=4)
+    assert triple["ours"]["loss"] == pytest.approx(triple["pml"]["loss"], rel=1e-4)
+    assert triple["ours"]["peak_mb"] < triple["pml"]["peak_mb"]
+
+
+def test_the_readme_counts_the_methods():
+    assert f"{len(LOSSES) + len(STRATEGIES)} losses and strategies" in README
 
 
 @pytest.mark.parametrize(
