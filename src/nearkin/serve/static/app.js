@@ -1,4 +1,4 @@
-// The search page. Its state is the address: what is searched by, how many hits, which labels, which view.
+// The search page. Its state is the address: the query, the number of hits, the labels, the view.
 import { colourOf, setClasses } from "/colours.js";
 import { IndexMap } from "/map.js";
 
@@ -16,9 +16,9 @@ const shownLabel = (item) => item.label ?? "no label";
 const fileName = (path) => path.split(/[\\/]/).pop();
 
 let about = null;
-let current = null; // the search that is under way
-let taken = 0;
-const uploads = new Map(); // pictures of one's own, for the way back: they live in this page and nowhere else
+let current = null; // the search in progress
+let uploadCount = 0;
+const uploads = new Map(); // uploaded pictures, kept in this page only, for the back button
 
 // ---- state and address
 
@@ -83,7 +83,7 @@ function search(state, signal) {
     return ask(`/api/search?${words}`, { signal });
   }
   const file = uploads.get(state.upload);
-  if (!file) throw new Sentence("Pictures of your own are not kept when a page is loaded anew: choose it again.");
+  if (!file) throw new Sentence("Uploaded pictures are lost when the page is reloaded: choose the picture again.");
   const type = file.type || "application/octet-stream";
   return ask(`/api/search?${words}`, { signal, method: "POST", body: file, headers: { "Content-Type": type } });
 }
@@ -141,7 +141,7 @@ async function showExamples(state, signal) {
     $("hits").replaceChildren(...items.map((item) => card(item, state)));
     if (!about.items) return say("The index is empty: add pictures with nearkin index.");
     if (!items.length) return say("No picture has this label.");
-    say(about.by_picture ? "Or begin with one of these." : "Begin with one of these.");
+    say(about.by_picture ? "Or start with one of these." : "Start with one of these.");
   } catch (error) {
     fail(error, signal);
   }
@@ -149,15 +149,15 @@ async function showExamples(state, signal) {
 
 function showHits({ hits, query }, state) {
   const rows = [];
-  const kin = hits.filter((hit) => hit.same).length;
+  const same = hits.filter((hit) => hit.same).length;
   if (about.threshold && hits.length) {
     const { similarity, precision } = about.threshold;
-    const sure = precision == null ? "" : `; ${Math.round(100 * precision)} of 100 such pairs were kin at calibration`;
-    const from = `similarity from ${similarity.toFixed(2)}${sure}`;
-    rows.push(cut(kin ? "Taken for the same class" : "None is taken for the same class", from, kin > 0));
+    const sure = precision == null ? "" : `; ${Math.round(100 * precision)} % of such pairs were of the same class at calibration`;
+    const from = `similarity of at least ${similarity.toFixed(2)}${sure}`;
+    rows.push(cut(same ? "Taken for the same class" : "None is taken for the same class", from, same > 0));
   }
   hits.forEach((hit, place) => {
-    if (about.threshold && kin && place === kin) rows.push(cut("Less alike"));
+    if (about.threshold && same && place === same) rows.push(cut("Less similar"));
     rows.push(card(hit, state));
   });
   $("hits").replaceChildren(...rows);
@@ -167,12 +167,12 @@ function showHits({ hits, query }, state) {
   say(`${counted(hits.length, "picture", "pictures")} like ${query ? "this one" : "yours"}, ${best}.`);
 }
 
-function cut(text, why = "", kin = false) {
-  return make("li", { class: kin ? "cut kin" : "cut" }, make("span", {}, make("b", {}, text), make("small", {}, why)));
+function cut(text, why = "", same = false) {
+  return make("li", { class: same ? "cut same" : "cut" }, make("span", {}, make("b", {}, text), make("small", {}, why)));
 }
 
 function card(item, state) {
-  const link = make("a", { class: item.same ? "hit kin" : "hit", href: addressOf({ ...state, id: item.id, upload: null }), title: item.path });
+  const link = make("a", { class: item.same ? "hit same" : "hit", href: addressOf({ ...state, id: item.id, upload: null }), title: item.path });
   link.style.setProperty("--colour", colourOf(item.label));
   link.append(frame(pictureURL(item.id, 256), `${shownLabel(item)}, ${fileName(item.path)}`), words(item));
   if (item.similarity !== undefined) {
@@ -183,7 +183,7 @@ function card(item, state) {
     if (item.same) link.lastChild.append(make("span", { class: "aside" }, "taken for the same class"));
   }
   link.addEventListener("click", (event) => {
-    if (event.ctrlKey || event.metaKey || event.shiftKey) return; // a new tab, as with any link
+    if (event.ctrlKey || event.metaKey || event.shiftKey) return; // opens a new tab, as any link does
     event.preventDefault();
     go({ id: item.id, upload: null });
     window.scrollTo({ top: 0 });
@@ -210,7 +210,7 @@ function showQuery(query) {
   if (old?.startsWith("blob:")) URL.revokeObjectURL(old);
   box.replaceChildren();
   $("hint").hidden = query !== null;
-  const more = make("span", { class: query ? "less" : "" }, " picture"); // on a phone only heard
+  const more = make("span", { class: query ? "less" : "" }, " picture"); // on a phone for screen readers only
   document.querySelector("label[for=file]").replaceChildren(query ? "Another" : "Choose a", more);
   if (!query || ("file" in query && !query.file)) return;
   if (query.file) {
@@ -219,10 +219,10 @@ function showQuery(query) {
   }
   const text = words(query.item);
   text.style.setProperty("--colour", colourOf(query.item.label));
-  const name = fileName(query.item.path); // where there is no room for all of a path, its end says more
+  const name = fileName(query.item.path); // if a path is too long, its end says more
   const folder = query.item.path.slice(0, query.item.path.length - name.length);
   text.append(make("p", { class: "path", title: query.item.path }, make("span", {}, folder), make("span", {}, name)));
-  box.append(frame(pictureURL(query.item.id, 256), `Searched by: ${shownLabel(query.item)}`), text);
+  box.append(frame(pictureURL(query.item.id, 256), `Query: ${shownLabel(query.item)}`), text);
 }
 
 function showSettings(state) {
@@ -232,7 +232,7 @@ function showSettings(state) {
     ...state.labels.map((label) => {
       const swatch = make("i", { class: "swatch" });
       swatch.style.setProperty("--colour", colourOf(label));
-      const button = make("button", { type: "button", "aria-label": `${label}: search all labels again` }, swatch, make("span", {}, label), "×");
+      const button = make("button", { type: "button", "aria-label": `Remove the label ${label}` }, swatch, make("span", {}, label), "×");
       button.addEventListener("click", () => {
         go({ labels: now().labels.filter((other) => other !== label) });
         $("label").focus();
@@ -242,7 +242,7 @@ function showSettings(state) {
   );
 }
 
-// ---- views: side by side where there is room, else one of two tabs
+// ---- views: side by side if there is room, else two tabs
 
 function showView(state) {
   document.body.classList.toggle("on-map", state.map);
@@ -263,28 +263,28 @@ for (const tab of ["results", "map"]) {
   });
 }
 
-// ---- pictures of one's own: chosen, dropped, pasted
+// ---- uploads: chosen, dropped, pasted
 
-function searchBy(file) {
+function searchUpload(file) {
   if (!file || !about) return;
-  if (!about.by_picture) return say(about.by_picture_why ?? "Pictures cannot be searched by here.", { error: true });
+  if (!about.by_picture) return say(about.by_picture_why ?? "Uploaded pictures cannot be searched here.", { error: true });
   if (file.type && !file.type.startsWith("image/")) return say("That is not a picture.", { error: true });
   if (file.size > about.upload_bytes) {
-    return say(`That picture has ${megabytes(file.size)}; up to ${megabytes(about.upload_bytes)} can be searched by.`, { error: true });
+    return say(`That picture has ${megabytes(file.size)}; the limit is ${megabytes(about.upload_bytes)}.`, { error: true });
   }
-  taken += 1;
-  const number = String(taken);
+  uploadCount += 1;
+  const number = String(uploadCount);
   uploads.set(number, file);
   if (uploads.size > 50) uploads.delete(uploads.keys().next().value);
   go({ upload: number, id: null });
 }
 
 $("file").addEventListener("change", () => {
-  searchBy($("file").files[0]);
+  searchUpload($("file").files[0]);
   $("file").value = ""; // the same picture may be chosen again
 });
 const carriesFiles = (event) => [...(event.dataTransfer?.types ?? [])].includes("Files");
-let depth = 0; // of elements entered and not left
+let depth = 0; // elements entered and not left
 addEventListener("dragenter", (event) => {
   if (!carriesFiles(event)) return;
   depth += 1;
@@ -299,20 +299,20 @@ addEventListener("drop", (event) => {
   event.preventDefault();
   depth = 0;
   $("overlay").hidden = true;
-  searchBy(event.dataTransfer?.files[0]);
+  searchUpload(event.dataTransfer?.files[0]);
 });
 addEventListener("paste", (event) => {
   const file = event.clipboardData?.files[0];
   if (!file) return;
   event.preventDefault();
-  searchBy(file);
+  searchUpload(file);
 });
 
 // ---- settings and keys
 
 $("k").addEventListener("change", () => go({ k: Number($("k").value) }));
 $("settings").addEventListener("submit", (event) => event.preventDefault());
-function takeLabel({ complain }) {
+function addLabel({ complain }) {
   const text = $("label").value.trim();
   if (!text) return;
   const known = about.labels.find((label) => label.name === text);
@@ -321,18 +321,18 @@ function takeLabel({ complain }) {
   offerLabels();
   if (!now().labels.includes(known.name)) go({ labels: [...now().labels, known.name] });
 }
-function offerLabels() { // those that hold what was typed; there may be thousands
+function offerLabels() { // at most 50 that contain the typed text; there may be thousands
   const typed = $("label").value.trim().toLowerCase();
   const fitting = about.labels.filter(({ name }) => name.toLowerCase().includes(typed)).slice(0, 50);
   $("labels").replaceChildren(...fitting.map(({ name, items }) => make("option", { value: name }, counted(items, "picture", "pictures"))));
 }
 $("label").addEventListener("input", (event) => {
   offerLabels();
-  if (event.inputType === "insertReplacementText" || !event.inputType) takeLabel({ complain: false }); // chosen from the list
+  if (event.inputType === "insertReplacementText" || !event.inputType) addLabel({ complain: false }); // chosen from the list
 });
-$("label").addEventListener("change", () => takeLabel({ complain: true }));
+$("label").addEventListener("change", () => addLabel({ complain: true }));
 $("label").addEventListener("keydown", (event) => {
-  if (event.key === "Enter") takeLabel({ complain: true });
+  if (event.key === "Enter") addLabel({ complain: true });
   if (event.key === "Escape") $("label").value = "";
 });
 
@@ -357,7 +357,7 @@ function neighbour(links, here, key) {
   const down = key === "ArrowDown" ? 1 : -1;
   let best = here;
   let least = Infinity;
-  links.forEach((link, place) => { // the nearest one of the rows below or above
+  links.forEach((link, place) => { // the nearest in the rows below or above
     const other = link.getBoundingClientRect();
     const away = down * (other.top - box.top);
     const distance = away + Math.abs(other.left - box.left);
@@ -366,7 +366,7 @@ function neighbour(links, here, key) {
   return best;
 }
 
-// ---- the beginning
+// ---- start
 
 const map = new IndexMap({
   canvas: $("canvas"), state: $("map-state"), tip: $("tip"), spoken: $("map-point"), pictureURL, colourOf,
@@ -381,7 +381,7 @@ document.querySelector(".name").addEventListener("click", (event) => {
 });
 addEventListener("popstate", show);
 
-async function begin() {
+async function start() {
   try {
     about = await ask("/api/about");
   } catch (error) {
@@ -394,9 +394,9 @@ async function begin() {
   $("label").parentElement.hidden = about.labels.length === 0;
   if (!about.by_picture) {
     $("file").disabled = true;
-    $("hint").textContent = `Pictures of your own cannot be searched by. ${about.by_picture_why ?? ""} Any picture below, and any point of the map, can.`;
+    $("hint").textContent = `Uploaded pictures cannot be searched. ${about.by_picture_why ?? ""} You can search with any picture below and any point of the map.`;
   }
   show();
   map.load(ask);
 }
-begin();
+start();

@@ -1,4 +1,4 @@
-// A colour a class, the same everywhere: far apart in hue for neighbours in the list, legible on light and dark.
+// One colour per class, the same everywhere: neighbours in the list differ in hue, all are legible on light and dark.
 const rank = new Map();
 export const dark = matchMedia("(prefers-color-scheme: dark)");
 

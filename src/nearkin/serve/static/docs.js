@@ -19,7 +19,7 @@ function typeOf(schema) {
 function parameter({ name, required, schema, description }) {
   const type = typeOf(schema);
   const range = schema.maximum === undefined ? "" : `, ${schema.minimum} to ${schema.maximum}`;
-  const fallback = schema.default === undefined ? "" : `, ${schema.default} if not given`;
+  const fallback = schema.default === undefined ? "" : `, default ${schema.default}`;
   return row(name, `${description ?? ""} (${type}${range}${required ? ", required" : fallback})`);
 }
 
@@ -32,9 +32,9 @@ function example(method, path, parameters) {
 function article(path, method, operation) {
   const title = make("h2", {}, make("span", { class: "method" }, method.toUpperCase()), make("code", {}, path));
   const answer = operation.responses["200"]?.content ?? {};
-  const given = typeOf(answer["application/json"]?.schema) || Object.keys(answer).join(" or ");
+  const type = typeOf(answer["application/json"]?.schema) || Object.keys(answer).join(" or ");
   const problems = Object.entries(operation.responses).filter(([code]) => code !== "200");
-  return make("article", {}, title, `${operation.summary}. Answer: `, make("code", {}, given),
+  return make("article", {}, title, `${operation.summary}. Answer: `, make("code", {}, type),
     make("pre", {}, example(method, path, operation.parameters)),
     make("table", {}, ...(operation.parameters ?? []).map(parameter), ...problems.map(([code, { description }]) => row(code, description))));
 }
@@ -47,10 +47,10 @@ function schema(name, { description, properties }) {
 const intro = document.getElementById("intro");
 try {
   const known = await (await fetch("/openapi.json")).json();
-  intro.textContent = `${known.info.description} Version ${known.info.version}. Where the server has a token, send it as the header “Authorization: Bearer TOKEN”. Errors are {"error": sentence}.`;
-  const parts = Object.entries(known.paths).flatMap(([path, methods]) => Object.entries(methods).map(([method, operation]) => article(path, method, operation)));
+  intro.textContent = `${known.info.description} Version ${known.info.version}. If the server has a token, send it in the header “Authorization: Bearer TOKEN”. Errors are {"error": "a sentence"}.`;
+  const operations = Object.entries(known.paths).flatMap(([path, methods]) => Object.entries(methods).map(([method, operation]) => article(path, method, operation)));
   const schemas = Object.entries(known.components.schemas).map(([name, about]) => schema(name, about));
-  document.getElementById("paths").replaceChildren(...parts, make("h1", {}, "What is answered"), ...schemas);
+  document.getElementById("paths").replaceChildren(...operations, make("h1", {}, "Answers"), ...schemas);
 } catch {
   intro.textContent = "The description could not be loaded: is the server still running?";
 }

@@ -1,11 +1,11 @@
 // The map: thousands of points on a canvas, moved and zoomed by mouse, touch and keyboard.
 import { dark } from "/colours.js";
 
-const CLOSEST = 400; // times the whole map
-const REACH = 14; // pixels around a pointer within which a point is meant
-const PICTURES = 70; // points in view below which they are drawn as pictures
-const NAMES = 14; // classes in view up to which they are named
-const TOGETHER = 0.03; // of the map's width within which half of a class lies, where its name says something
+const CLOSEST = 400; // maximum zoom
+const REACH = 14; // pixels around the pointer in which a point is selected
+const PICTURES = 70; // with fewer points in view, they are drawn as pictures
+const NAMES = 14; // with at most as many classes in view, they are named
+const TOGETHER = 0.03; // fraction of the map's width that holds half of a class worth naming
 const still = matchMedia("(prefers-reduced-motion: reduce)");
 
 export class IndexMap {
@@ -15,7 +15,7 @@ export class IndexMap {
     this.points = null;
     this.names = [];
     this.extent = { x0: 0, y0: 0, x1: 1, y1: 1 };
-    this.view = { scale: 1, x: 0.5, y: 0.5 }; // what lies in the middle, and how many pixels a unit has
+    this.view = { scale: 1, x: 0.5, y: 0.5 }; // pixels per unit, and the position in the middle
     this.marked = { hits: new Set(), query: null, labels: new Set() };
     this.pictures = new Map();
     this.pointers = new Map();
@@ -43,7 +43,7 @@ export class IndexMap {
     const old = this.points;
     const count = found.ids.length;
     if (!count) {
-      this.state.textContent = "The index is empty, and so is its map.";
+      this.state.textContent = "The index is empty.";
       return;
     }
     if (old && old.method === found.method) return this.describe(found);
@@ -65,7 +65,7 @@ export class IndexMap {
     this.seek();
   }
 
-  places({ x, y, labels }, byClass) { // of the names of classes that lie together: over the middle of each
+  places({ x, y, labels }, byClass) { // of class names: over the middle of each compact class
     const part = (values, portion) => values.sort((a, b) => a - b)[Math.floor(portion * (values.length - 1))];
     const names = [];
     for (const [number, rows] of byClass) {
@@ -80,10 +80,10 @@ export class IndexMap {
 
   describe({ ids, total, state, method }) {
     const shown = ids.length < total ? `${ids.length.toLocaleString("en")} of ${total.toLocaleString("en")} pictures` : `${total.toLocaleString("en")} pictures`;
-    this.state.textContent = state === "drawing" ? `${shown}, a rough map; a better one is being drawn…` : `${shown} by ${method}`;
+    this.state.textContent = state === "drawing" ? `${shown}, a first map; a better one is being drawn…` : `${shown} by ${method}`;
   }
 
-  glide(old) { // from the rough map to the better one
+  glide(old) { // from the first map to the final one
     const { x, y } = this.points;
     if (still.matches) return this.paint();
     const from = { x: old.x, y: old.y };
@@ -107,7 +107,7 @@ export class IndexMap {
     this.seek();
   }
 
-  seek() { // bring what was found into view, unless it is there
+  seek() { // bring the hits into view if they are not
     if (this.points && this.marked.hits.size) {
       const rows = this.markedRows();
       const box = this.bounds(rows);
@@ -149,7 +149,7 @@ export class IndexMap {
     else this.paint();
   }
 
-  scaleFor(box, margin) { // at which a box just fits
+  scaleFor(box, margin) { // the scale at which a box fits
     const wide = (this.width - 2 * margin) / Math.max(box.x1 - box.x0, 1e-3);
     return Math.max(1, Math.min(wide, (this.height - 2 * margin) / Math.max(box.y1 - box.y0, 1e-3)));
   }
@@ -169,7 +169,7 @@ export class IndexMap {
     this.view = { scale, x: (box.x0 + box.x1) / 2, y: (box.y0 + box.y1) / 2 };
   }
 
-  closer(factor) { // to what was found, where it is in view; else to the middle
+  closer(factor) { // zoom to the hits if they are in view, else to the middle
     const rows = this.points ? this.markedRows() : [];
     if (!rows.length) return this.zoom(factor);
     const query = this.points.row.get(this.marked.query) ?? rows[0];
@@ -196,7 +196,7 @@ export class IndexMap {
     this.keepNear();
   }
 
-  keepNear() { // the map cannot be lost
+  keepNear() { // the map cannot leave the view
     this.view.x = Math.max(-0.05, Math.min(1.05, this.view.x));
     this.view.y = Math.max(-0.05, Math.min(1.05, this.view.y));
     this.tip.hidden = true;
@@ -240,7 +240,7 @@ export class IndexMap {
     const visible = this.visible();
     const asPictures = visible.length <= PICTURES && this.view.scale > 3 * this.least;
     const radius = Math.max(1.6, Math.min(7, 1.2 * Math.log2(1 + this.view.scale / this.least) + 60 / Math.sqrt(points.x.length)));
-    const side = asPictures ? 48 * Math.min(1, this.view.scale / this.least / 6) : 0; // of pictures, smaller where they crowd
+    const side = asPictures ? 48 * Math.min(1, this.view.scale / this.least / 6) : 0; // of pictures, smaller if crowded
     this.drawPoints(asPictures ? 3 : radius);
     if (asPictures) this.drawPictures(visible, side);
     this.drawMarks(radius, side);
@@ -250,7 +250,7 @@ export class IndexMap {
 
   visible() {
     const { x, y } = this.points;
-    const halfWidth = (this.width / 2 + 30) / this.view.scale; // and what reaches in from outside
+    const halfWidth = (this.width / 2 + 30) / this.view.scale; // with a margin for points at the edge
     const halfHeight = (this.height / 2 + 30) / this.view.scale;
     const rows = [];
     for (let row = 0; row < x.length; row += 1) {
@@ -286,21 +286,21 @@ export class IndexMap {
     const found = (row) => Number(this.marked.hits.has(points.ids[row]));
     context.lineWidth = 4;
     context.strokeStyle = getComputedStyle(this.canvas).color;
-    for (const row of rows.sort((a, b) => found(a) - found(b))) { // what was found lies on top, with a rim
+    for (const row of rows.sort((a, b) => found(a) - found(b))) { // hits on top, with a rim
       const image = this.picture(points.ids[row]);
       const [px, py] = this.at(points.x[row], points.y[row]);
       context.fillStyle = this.colourOf(this.labelOf(row));
       this.outline(px, py, 0, side + 5);
       if (found(row)) context.stroke();
       context.fill();
-      if (!image.complete || !image.naturalWidth) continue; // not there yet, or gone: its colour stays
+      if (!image.complete || !image.naturalWidth) continue; // loading or missing: keep the colour
       const short = Math.min(image.naturalWidth, image.naturalHeight);
       context.imageSmoothingEnabled = short > 100;
       context.drawImage(image, (image.naturalWidth - short) / 2, (image.naturalHeight - short) / 2, short, short, px - side / 2, py - side / 2, side, side);
     }
   }
 
-  outline(px, py, radius, side) { // of a point, or of a picture where it has a side
+  outline(px, py, radius, side) { // of a point, or of a picture if `side` is set
     this.context.beginPath();
     if (side) this.context.roundRect(px - side / 2, py - side / 2, side, side, 7);
     else this.context.arc(px, py, radius, 0, 2 * Math.PI);
@@ -317,7 +317,7 @@ export class IndexMap {
     return image;
   }
 
-  drawMarks(radius, side) { // what was found in full colour with a rim, what was searched by with a wide one
+  drawMarks(radius, side) { // hits in full colour with a rim, the query with a wide one
     const { context, points } = this;
     const ink = getComputedStyle(this.canvas).color;
     const mark = (row, more, line, colour) => {
@@ -338,7 +338,7 @@ export class IndexMap {
     if (this.hover >= 0) mark(this.hover, 3, 2.5, ink);
   }
 
-  drawNames(above) { // where few are in view and do not overlap; the largest class first
+  drawNames(above) { // if few are in view, without overlaps; the largest class first
     const { context, width, height } = this;
     const { labels } = this.marked;
     const inView = this.names.filter(({ name, x, y }) => {
@@ -418,7 +418,7 @@ export class IndexMap {
     if (this.travelled < 5) return undefined;
     this.canvas.classList.add("moving");
     if (!other) return this.move(here.x - before.x, here.y - before.y);
-    this.travelled = Infinity; // two fingers never mean a point
+    this.travelled = Infinity; // two fingers never select a point
     const apart = (a, b) => Math.hypot(a.x - b.x, a.y - b.y);
     this.move((here.x - before.x) / 2, (here.y - before.y) / 2);
     return this.zoom(apart(here, other) / Math.max(1, apart(before, other)), (here.x + other.x) / 2, (here.y + other.y) / 2);
@@ -463,7 +463,7 @@ export class IndexMap {
     this.speak();
   }
 
-  speak() { // the point in the middle, for who moves by keyboard
+  speak() { // announce the point in the middle, for keyboard users
     if (!this.byKey || !this.points) return;
     this.hover = -2;
     this.point(this.nearest(this.width / 2, this.height / 2, 80));
