@@ -7,7 +7,7 @@ import nearkin as nk
 from nearkin.data.images import Images
 from nearkin.errors import NearkinError
 from nearkin.files import read_json
-from nearkin.report.measured_runs import _same_test, by_method, label_runs, open_runs
+from nearkin.report.measured_runs import _same_test, by_method, label_runs, open_runs, score_curve
 
 
 def config(method="proxy_anchor", seed=0, **plan):
@@ -50,7 +50,9 @@ def test_scores_and_neighbours_match_the_run(runs):
     s.fill_diagonal_(-2)
     assert torch.equal(run.nearest[:, 0], s.argmax(1))
     assert torch.allclose(run.similarity[:, 0].double(), s.max(1).values, atol=1e-5)
-    assert float(run.correct[:, 0].double().mean()) * 100 == pytest.approx(expected["R@1"])
+    assert float((run.images.labels[run.nearest[:, 0]] == run.labels).double().mean()) * 100 == pytest.approx(
+        expected["R@1"]
+    )
     assert run.class_records.proxies.shape == (18, 16)
     assert run.training_classes == set(run.class_records.names)
     assert not run.training_classes & set(run.images.names)
@@ -60,6 +62,17 @@ def test_runs_by_method_are_in_the_order_of_their_seeds(make_run):
     points, y = torch.randn(6, 2), [0, 0, 1, 1, 2, 2]
     made = [make_run(points, y, name=name, seed=seed) for name, seed in (("b", 1), ("a", 0), ("b", 0))]
     assert {name: [run.seed for run in group] for name, group in by_method(made).items()} == {"b": [0, 1], "a": [0]}
+
+
+def test_score_curves_come_from_log_and_result(runs):
+    result = read_json(runs["anchor"].result)
+    epochs, values = score_curve(runs["anchor"].events(), result, "R@1")
+    assert epochs[0] == 0
+    assert {2, 4, result["kept_epoch"]} <= set(epochs)
+    assert values[0] == result["before"]["R@1"]
+    assert values[epochs.index(result["kept_epoch"])] == result["scores"]["R@1"]
+    assert score_curve(runs["pairs"].events(), read_json(runs["pairs"].result), "R@1")[0] == [0, 6]
+    assert score_curve(runs["anchor"].events(), result, "R@77") == ([], [])
 
 
 def test_different_test_sets_are_refused(runs, tmp_path):

@@ -81,10 +81,10 @@ def test_confusions_against_a_loop(make_run):
         if other != LABELS[i]:
             counts[LABELS[i], other] = counts.get((LABELS[i], other), 0) + 1
     found = find_confusions(run)
-    assert {(c.label, c.other): c.count for c in found} == counts
-    assert [c.count for c in found] == sorted(counts.values(), reverse=True)
+    assert {(c.label, c.other): c.times for c in found} == counts
+    assert [c.times for c in found] == sorted(counts.values(), reverse=True)
     for c in found:
-        assert c.share == pytest.approx(100 * c.count / (c.label == LABELS).sum())
+        assert c.share == pytest.approx(100 * c.times / (c.label == LABELS).sum())
         assert LABELS[c.query] == c.label
         assert LABELS[c.found] == c.other
 

@@ -11,7 +11,6 @@ import nearkin as nk
 from nearkin.cli import main
 from nearkin.console import Reporter
 from nearkin.errors import NearkinError
-from nearkin.files import read_json
 from nearkin.studies import proxies
 from nearkin.studies.outliers import draw_outliers, filtered_images, write_filtered
 from nearkin.studies.proxies import draw_proxies
@@ -58,15 +57,6 @@ def test_views_and_similarities_match_the_run(last):
     rows = (view.labels == view.labels.min()).nonzero().flatten()[:3]
     want = view.x[rows] @ view.proxies[int(view.labels.min())]
     torch.testing.assert_close(similarities[:3, 0], want)
-
-
-def test_score_curves_come_from_log_and_result(runs):
-    epochs, values = proxies.score_curve(runs[0], "R@1")
-    assert epochs == [0, 1, 2, 3]
-    result = read_json(runs[0].result)
-    assert (values[0], values[-1]) == (result["before"]["R@1"], result["scores"]["R@1"])
-    assert proxies.score_curve(runs[1], "R@1")[0] == [0, 3]
-    assert proxies.score_curve(runs[0], "R@77") == ([], [])
 
 
 def test_filtered_images_match_the_counts_of_the_method(last, tmp_path):

@@ -62,11 +62,6 @@ class MeasuredRun:
         return self.images.labels[self.query]
 
     @property
-    def correct(self) -> Tensor:
-        """Whether a neighbour is of the query's class [Q, k]."""
-        return self.images.labels[self.nearest] == self.labels[:, None]
-
-    @property
     def seed(self) -> int:
         """The training seed."""
         return int(self.result["seed"])
@@ -196,3 +191,12 @@ def by_method(runs: Sequence[MeasuredRun]) -> dict[str, list[MeasuredRun]]:
     for run in runs:
         groups.setdefault(run.label.method, []).append(run)
     return {name: sorted(group, key=lambda run: run.seed) for name, group in groups.items()}
+
+
+def score_curve(events: Sequence[Json], result: Json, metric: str) -> tuple[list[float], list[float]]:
+    """Epochs and test scores of a metric, from a run's log and its result."""
+    points = {float(e["epoch"]): e["scores"][metric] for e in events if e["event"] == "test" and metric in e["scores"]}
+    if metric in result.get("scores", {}):
+        points[float(result["kept_epoch"])] = result["scores"][metric]
+    epochs = sorted(points)
+    return epochs, [points[epoch] for epoch in epochs]

@@ -62,7 +62,7 @@ def confusions(report: ReportData) -> Section:
             [
                 names[c.label],
                 names[c.other],
-                c.count,
+                c.times,
                 f"{c.share:.0f}",
                 Html(
                     '<span class="duo">'

@@ -21,7 +21,7 @@ class Confusion(NamedTuple):
 
     label: int
     other: int
-    count: int
+    times: int
     share: float  # of the queries of the class, in percent
     query: int  # a row: the query whose nearest neighbour is most similar
     found: int  # its nearest neighbour

@@ -10,7 +10,7 @@ from nearkin.evaluation.statistics import p_words
 from nearkin.report.charts import Line, critical_difference, line_chart
 from nearkin.report.comparison import Ranking, class_ranking, comparison_tables, facts_table, run_facts, score_table
 from nearkin.report.html import Html, Thumbnails, escape, facts, figure, join, paragraph, table
-from nearkin.report.measured_runs import MAIN_METRICS, MeasuredRun
+from nearkin.report.measured_runs import MAIN_METRICS, MeasuredRun, score_curve
 
 
 class Section(NamedTuple):
@@ -155,13 +155,10 @@ def _steps_per_epoch(run: MeasuredRun) -> float:
 def _test_curves(run: MeasuredRun, *, several: bool) -> list[Line]:
     lines = []
     for metric in MAIN_METRICS[:1] if several else MAIN_METRICS:
-        scores = {e["epoch"]: e["scores"][metric] for e in run.events if e["event"] == "test" and metric in e["scores"]}
-        if scores and metric in run.result["scores"]:
-            scores[run.result["kept_epoch"]] = run.result["scores"][metric]
-        label = run.label.method if several else metric
-        if scores:
-            epochs = sorted(scores)
-            lines.append(Line(label, epochs, [scores[e] for e in epochs], "-" if len(scores) > 2 else ":"))
+        epochs, values = score_curve(run.events, run.result, metric)
+        if len(epochs) > 1:
+            label = run.label.method if several else metric
+            lines.append(Line(label, epochs, values, "-" if len(epochs) > 2 else ":"))
     return lines
 
 

@@ -21,7 +21,7 @@ from nearkin.evaluation.scores import checked
 from nearkin.files import read_json
 from nearkin.methods.catalogue import method
 from nearkin.methods.proxies import TAKEN, distances, farthest_first
-from nearkin.methods.strategies.ccp import CCP, ends
+from nearkin.methods.strategies.ccp import CCP, sub_problem_ends
 from nearkin.report.charts import PALETTE, figure_style, new_figure, save_figure
 from nearkin.space import Space
 from nearkin.training.images import Embedded
@@ -131,7 +131,7 @@ def sub_problems(run: str | Path) -> list[int]:
         length = trained.every * config["resolved"]["check_every"]
         return [length] * (read_json(folder.result)["steps"] // length)
     checks = [event for event in folder.events() if event["event"] == "check"]
-    over = ends([check["score"] for check in checks], trained.patience)
+    over = sub_problem_ends([check["score"] for check in checks], trained.patience)
     steps = [0, *(checks[number - 1]["step"] for number in over)]
     return [after - before for before, after in pairwise(steps)]
 

@@ -114,7 +114,7 @@ def filtered_images(snapshot: Snapshot, opened: OpenImages, *, steps_per_epoch: 
 def _similarities(snapshot: Snapshot, opened: OpenImages, rows: Tensor) -> Tensor:
     """Similarities of some training images with all proxies [R, C]."""
     model, method = snapshot.model, snapshot.method
-    assert method.proxies is not None
+    assert isinstance(method, ProxyISA)
     vectors = method.space.project(method.proxies.vectors.detach())
     if not len(rows):
         return torch.empty(0, len(vectors))

@@ -19,6 +19,7 @@ from nearkin.files import read_json
 from nearkin.methods.proxies import Proxies
 from nearkin.report.charts import INK, PALETTE, curve_style, figure_style, panels, save_figure
 from nearkin.report.maps import sample_per_class, tsne
+from nearkin.report.measured_runs import score_curve
 from nearkin.space import Space
 from nearkin.spec import parse
 from nearkin.studies.outliers import draw_outliers
@@ -195,20 +196,10 @@ def draw_similarities(runs: dict[str, list[EpochView]], path: Path) -> Path:
     return save_figure(figure, path)
 
 
-def score_curve(run: RunFolder, metric: str) -> tuple[list[float], list[float]]:
-    """Epochs and test scores from a run's log and result."""
-    points = {
-        float(e["epoch"]): e["scores"][metric] for e in run.events() if e["event"] == "test" and metric in e["scores"]
-    }
-    if run.result.exists() and metric in (result := read_json(run.result))["scores"]:
-        points[float(result["kept_epoch"])] = result["scores"][metric]
-    epochs = sorted(points)
-    return epochs, [points[epoch] for epoch in epochs]
-
-
 def draw_scores(runs: dict[str, RunFolder], path: Path, metrics: Sequence[str] = ("R@1", "MAP@R")) -> Path | None:
     """Test scores over epochs, one curve per run; None if no run has any of the metrics."""
-    curves = {m: {name: score_curve(run, m) for name, run in runs.items()} for m in metrics}
+    results = {name: read_json(run.result) if run.result.exists() else {} for name, run in runs.items()}
+    curves = {m: {name: score_curve(run.events(), results[name], m) for name, run in runs.items()} for m in metrics}
     shown = [m for m in metrics if any(epochs for epochs, _ in curves[m].values())]
     if not shown:
         return None
