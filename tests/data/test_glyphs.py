@@ -13,8 +13,8 @@ import torch
 from PIL import Image
 
 from nearkin.data import Dataset, load_dataset
-from nearkin.data.glyphs import Recipe, _sample, _way_back, make_glyphs
-from nearkin.data.letters import EM, Font, candidates, draw, font_files, open_font, own_fonts, unlike
+from nearkin.data.glyphs import Recipe, _inverse_map, _sample, make_glyphs
+from nearkin.data.letters import EM, Font, candidates, distinct_letters, draw, font_files, matplotlib_fonts, open_font
 from nearkin.errors import NearkinError
 
 SMALL = "glyphs(classes=12, samples=3, seed=4)"
@@ -84,14 +84,14 @@ def test_there_are_letters_for_the_default(tmp_path):
 
 
 def test_look_alikes_are_dropped(fonts):
-    found = list(unlike(["A", "Α", "А", "B", "В", "o", "O", "q"], fonts))  # Latin, Greek, Cyrillic
+    found = list(distinct_letters(["A", "Α", "А", "B", "В", "o", "O", "q"], fonts))  # Latin, Greek, Cyrillic
     assert [letter.letter if letter else None for letter in found] == ["A", None, None, "B", None, "o", None, "q"]
     assert len(found[0].drawings) == len(fonts)
 
 
 def test_no_two_chosen_letters_are_alike_in_any_face(fonts):
     letters = candidates(fonts)[::9]
-    chosen = [found.letter for found in unlike(letters, fonts) if found is not None]
+    chosen = [found.letter for found in distinct_letters(letters, fonts) if found is not None]
     assert 20 < len(chosen) < len(letters)
     for font in fonts[::5]:
         squares = []
@@ -120,7 +120,7 @@ def test_candidates_are_letters_of_enough_faces(fonts):
     letters = candidates(fonts)
     assert all(letter.isalpha() for letter in letters)
     assert all(sum(draw(font, letter) is not None for font in fonts) >= 8 for letter in letters[::40])
-    assert "LastResort" not in " ".join(str(file) for file in font_files(str(own_fonts())))
+    assert "LastResort" not in " ".join(str(file) for file in font_files(str(matplotlib_fonts())))
 
 
 def still(**changes) -> Recipe:
@@ -157,11 +157,11 @@ def test_every_kind_of_chance_does_something(change):
     assert (image.astype(int) - plain).__abs__().mean() > 2
 
 
-def test_the_way_back_is_the_inverse():
+def test_inverse_map():
     size, angle, stretch, shear = 0.8, 0.3, 1.1, -0.2
     turn = np.array([[cos(angle), -sin(angle)], [sin(angle), cos(angle)]])
     forth = turn @ np.array([[1, shear], [0, 1]]) @ np.diag([size * stretch, size / stretch])
-    np.testing.assert_allclose(np.reshape(_way_back(size, angle, stretch, shear), (2, 2)), np.linalg.inv(forth))
+    np.testing.assert_allclose(np.reshape(_inverse_map(size, angle, stretch, shear), (2, 2)), np.linalg.inv(forth))
 
 
 def test_the_cache_is_read_and_a_broken_one_made_again(tmp_path, monkeypatch):
@@ -189,8 +189,8 @@ def test_a_cache_that_cannot_be_written_is_only_a_note(tmp_path):
 def test_more_fonts_on_request(tmp_path):
     extra = tmp_path / "fonts"
     extra.mkdir()
-    (extra / "More.ttf").write_bytes((own_fonts() / "cmr10.ttf").read_bytes())
-    (extra / "LastResort.ttf").write_bytes((own_fonts() / "LastResortHE-Regular.ttf").read_bytes())
+    (extra / "More.ttf").write_bytes((matplotlib_fonts() / "cmr10.ttf").read_bytes())
+    (extra / "LastResort.ttf").write_bytes((matplotlib_fonts() / "LastResortHE-Regular.ttf").read_bytes())
     assert [file.name for file in font_files(str(extra))[16:]] == ["More.ttf"]
     dataset = load_dataset(f"glyphs(classes=6, samples=2, fonts={str(extra)!r})", cache=tmp_path / "cache")
     assert dataset.train.classes == 3
@@ -202,14 +202,14 @@ def test_more_fonts_on_request(tmp_path):
 @pytest.mark.parametrize(
     ("spec", "says"),
     [
-        ("glyphs(classes=2)", "classes is a number from 4"),
-        ("glyphs(classes=5000)", "ask for fewer"),
-        ("glyphs(classes=10.5)", "classes is a whole number"),
-        ("glyphs(samples=0)", "samples is a number from 1"),
-        ("glyphs(seed=-1)", "seed is a number from 0"),
-        ("glyphs(scale=2)", "scale is"),
+        ("glyphs(classes=2)", "classes must be a number from 4"),
+        ("glyphs(classes=5000)", "use fewer"),
+        ("glyphs(classes=10.5)", "classes must be a whole number"),
+        ("glyphs(samples=0)", "samples must be a number from 1"),
+        ("glyphs(seed=-1)", "seed must be a number from 0"),
+        ("glyphs(scale=2)", "scale must be"),
         ("glyphs(scale=(2, 1))", "smaller first"),
-        ("glyphs(noise=-0.1)", "noise is"),
+        ("glyphs(noise=-0.1)", "noise must be"),
         ("glyphs(fonts='/no/such/place')", "no font file"),
     ],
 )

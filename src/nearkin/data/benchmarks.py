@@ -1,7 +1,7 @@
-"""Readers for the four public benchmarks as their authors pack them, with the splits of the papers.
+"""Read the four public benchmarks in their original layout, with the splits of the papers.
 
-Every reader checks that the lists hold as many images as the papers count and that each file is there. `expect`
-takes other counts, or None for no check. The images of a benchmark cut down by hand are better read with `folder:`.
+Every reader checks that the lists have as many images as the papers state and that each file exists. `expect` sets
+other counts, or None for no check. To read a part of a benchmark, use `folder:`.
 """
 
 import os
@@ -38,24 +38,24 @@ INSHOP = (
 
 
 def read_cub(path: Path, *, expect: Counts | None = CUB_COUNTS) -> Dataset:
-    """CUB-200-2011: classes 1–100 train, 101–200 test. `path` is the folder CUB_200_2011 or the one around it."""
+    """Read CUB-200-2011: classes 1–100 train, 101–200 test. `path` is the folder CUB_200_2011 or the one around it."""
     root = _root(
         path, "CUB_200_2011", needs=("images.txt", "image_class_labels.txt", "classes.txt", "images"), source=CUB
     )
     names: dict[int, str] = dict(_fields(root / "classes.txt", (int, str)))
     files: dict[int, str] = dict(_fields(root / "images.txt", (int, str)))
     labels: dict[int, int] = dict(_fields(root / "image_class_labels.txt", (int, int)))
-    _same_images(files, labels, root)
-    _known(labels, names, files, root)
+    _check_same_images(files, labels, root)
+    _check_labels(labels, names, files, root)
     paths = [root / "images" / files[image] for image in files]
     return _halves("cub", paths, [labels[image] for image in files], names, root=root, source=CUB, expect=expect)
 
 
 def read_cars(path: Path, *, expect: Counts | None = CARS_COUNTS) -> Dataset:
-    """Cars196: classes 1–98 train, 99–196 test, from cars_annos.mat (not the train/test lists of the devkit)."""
+    """Read Cars196: classes 1–98 train, 99–196 test, from cars_annos.mat (not the train/test lists of the devkit)."""
     root = _root(path, "cars196", needs=("cars_annos.mat", "car_ims"), source=CARS)
     files, labels, names = _annotations(root / "cars_annos.mat")
-    _known(dict(enumerate(labels)), names, dict(enumerate(files)), root)
+    _check_labels(dict(enumerate(labels)), names, dict(enumerate(files)), root)
     return _halves("cars", [root / file for file in files], labels, names, root=root, source=CARS, expect=expect)
 
 
@@ -68,16 +68,16 @@ def _annotations(path: Path) -> tuple[list[str], list[int], dict[int, str]]:
         files = [str(file) for file in notes["relative_im_path"]]
         labels = [int(label) for label in notes["class"]]
         names = {c: str(name) for c, name in enumerate(content["class_names"].reshape(-1), start=1)}
-    except Exception as error:  # a damaged file makes scipy raise all sorts of things
+    except Exception as error:  # scipy raises many kinds of errors for a damaged file
         raise NearkinError(
-            f"Cannot read {path} ({type(error).__name__}): it should hold annotations with relative_im_path and class, "
-            f"and class_names. Get {CARS}."
+            f"Cannot read {path} ({type(error).__name__}): it should contain annotations with relative_im_path "
+            f"and class, and class_names. Get {CARS}."
         ) from None
     return files, labels, names
 
 
 def read_sop(path: Path, *, expect: Counts | None = SOP_COUNTS) -> Dataset:
-    """Stanford Online Products: Ebay_train.txt trains, Ebay_test.txt tests."""
+    """Read Stanford Online Products: Ebay_train.txt trains, Ebay_test.txt tests."""
     root = _root(path, "Stanford_Online_Products", needs=("Ebay_train.txt", "Ebay_test.txt"), source=SOP)
     train, test = (_products(root / f"Ebay_{part}.txt", root=root) for part in ("train", "test"))
     _check_counts("sop", {"training": len(train), "test": len(test)}, expect, root=root, source=SOP)
@@ -92,7 +92,7 @@ def _products(path: Path, *, root: Path) -> Images:
 
 
 def read_inshop(path: Path, *, expect: Counts | None = INSHOP_COUNTS) -> Dataset:
-    """In-Shop Clothes Retrieval: train, query and gallery by list_eval_partition.txt; items are classes."""
+    """Read In-Shop Clothes Retrieval: train, query and gallery by list_eval_partition.txt; items are classes."""
     where = [path / folder / "list_eval_partition.txt" for folder in ("Eval", "Anno", ".")]
     partition = next((file for file in where if os.path.isfile(file)), None)
     if partition is None:
@@ -113,7 +113,7 @@ def read_inshop(path: Path, *, expect: Counts | None = INSHOP_COUNTS) -> Dataset
 
 
 def _partition(path: Path) -> list[tuple[str, str, str]]:
-    """Image, item and part of every line after the count and the header."""
+    """Return image, item and split of every line after the count and the header."""
     numbered = lines(path)
     number, first = next(numbered, (1, ""))
     said = _convert(first, int, path, number)
@@ -123,7 +123,7 @@ def _partition(path: Path) -> list[tuple[str, str, str]]:
     ]
     if len(rows) != said:
         raise NearkinError(
-            f"{path} announces {said:,} images but lists {len(rows):,}: the file is not whole. Get {INSHOP}."
+            f"{path} announces {said:,} images but lists {len(rows):,}: the file is incomplete. Get {INSHOP}."
         )
     for image, _, part in rows:
         if part not in ("train", "query", "gallery"):
@@ -132,7 +132,7 @@ def _partition(path: Path) -> list[tuple[str, str, str]]:
 
 
 def _root(path: Path, usual: str, *, needs: Sequence[str], source: str) -> Path:
-    """The folder that holds what is needed: the one named, or the usual one inside it."""
+    """Return the folder with the needed files: `path`, or the usual folder inside it."""
     tried = [folder for folder in (path, path / usual) if os.path.isdir(folder)]
     if not tried:
         raise NearkinError(f"There is no folder {path}. Get {source}.")
@@ -146,13 +146,13 @@ def _root(path: Path, usual: str, *, needs: Sequence[str], source: str) -> Path:
 def _fields(
     path: Path, kinds: Sequence[Callable[[str], Any]], *, header: str = "", skip: int = 0
 ) -> Iterator[tuple[Any, ...]]:
-    """The fields of each line; the last one keeps its spaces. A header line, where there is one, is passed over."""
+    """Yield the fields of each line; the last one may contain spaces. A header line is skipped."""
     for number, line in lines(path):
         if number <= skip or (header and line.split() == header.split()):
             continue
         fields = line.split(maxsplit=len(kinds) - 1)
         if len(fields) != len(kinds):
-            raise NearkinError(f"{path}, line {number}: {len(kinds)} fields belong there, but it reads {line!r}.")
+            raise NearkinError(f"{path}, line {number}: {len(kinds)} fields are expected, but the line is {line!r}.")
         yield tuple(_convert(field, kind, path, number) for field, kind in zip(fields, kinds, strict=True))
 
 
@@ -160,20 +160,20 @@ def _convert(text: str, kind: Callable[[str], Any], path: Path, number: int) -> 
     try:
         return kind(text)
     except ValueError:
-        raise NearkinError(f"{path}, line {number}: a whole number belongs there, not {text!r}.") from None
+        raise NearkinError(f"{path}, line {number}: a whole number is expected, not {text!r}.") from None
 
 
-def _same_images(files: Mapping[int, str], labels: Mapping[int, int], root: Path) -> None:
+def _check_same_images(files: Mapping[int, str], labels: Mapping[int, int], root: Path) -> None:
     odd = sorted(files.keys() ^ labels.keys())
     if odd:
         raise NearkinError(
-            f"{root}: images.txt and image_class_labels.txt do not list the same images; in one only: "
+            f"{root}: images.txt and image_class_labels.txt do not list the same images; only in one: "
             f"{listed([f'image {image}' for image in odd])}. Get {CUB}."
         )
 
 
-def _known(labels: Mapping[int, int], names: Mapping[int, str], files: Mapping[int, str], root: Path) -> None:
-    """Every label is in the list of classes, or the data set is refused."""
+def _check_labels(labels: Mapping[int, int], names: Mapping[int, str], files: Mapping[int, str], root: Path) -> None:
+    """Refuse labels that are not in the list of classes."""
     unknown = [f"{files[image]} (class {c})" for image, c in labels.items() if c not in names]
     if unknown:
         labels_are = counted(len(unknown), "label is", "labels are")
@@ -190,7 +190,7 @@ def _halves(
     source: str,
     expect: Counts | None,
 ) -> Dataset:
-    """The first half of the listed classes trains, the second tests."""
+    """Use the first half of the listed classes for training, the second for testing."""
     order = sorted(names)
     first = set(order[: (len(order) + 1) // 2])
     train, test = (
@@ -220,12 +220,12 @@ def _check_counts(name: str, found: Counts, expect: Counts | None, *, root: Path
     ]
     if wrong:
         raise NearkinError(
-            f"{name}: the lists in {root} hold {' and '.join(wrong)}. Get {source}; read a part of it with folder:PATH."
+            f"{name}: the lists in {root} have {' and '.join(wrong)}. Get {source}; read a part of it with folder:PATH."
         )
 
 
 def _check_files(name: str, parts: Sequence[Images], *, root: Path, source: str) -> None:
-    """A benchmark with a hole in it is refused: its scores would compare with nobody's."""
+    """Refuse an incomplete benchmark: its scores could not be compared."""
     for images in parts:
         paths = [Path(str(path)) for path in images.sources]
         bad = missing_or_empty(paths)

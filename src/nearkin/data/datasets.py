@@ -1,4 +1,4 @@
-"""The table of data sets, and the one function that opens any of them from its spec."""
+"""The table of data sets, and `load_dataset`, which opens any of them from its spec."""
 
 import os
 import re
@@ -13,38 +13,36 @@ from nearkin.data.benchmarks import read_cars, read_cub, read_inshop, read_sop
 from nearkin.data.glyphs import make_glyphs
 from nearkin.data.images import Dataset, Images, Progress, counted, listed
 from nearkin.data.own_images import read_csv, read_folder
-from nearkin.data.splits import held_out, sample_fraction, swapped
+from nearkin.data.splits import swapped
 from nearkin.errors import NearkinError
 from nearkin.spec import check_options, look_up, option_names, parse
-
-__all__ = ["DATASETS", "Part", "Reader", "describe", "held_out", "load_dataset", "sample_fraction"]
 
 
 @dataclass(frozen=True)
 class Reader:
-    """How to read one data set, and one line of help."""
+    """How to read a data set, and one line of help."""
 
     read: Callable[..., Dataset]
     help: str
-    path: bool = True  # whether it is written name:PATH
+    path: bool = True  # whether its spec is name:PATH
 
 
 DATASETS: dict[str, Reader] = {
     "glyphs": Reader(
         make_glyphs, "characters of many scripts rendered from matplotlib's fonts; nothing to download", path=False
     ),
-    "folder": Reader(read_folder, "folder:PATH, one folder of images per class, in train/ and test/ or halved by name"),
+    "folder": Reader(read_folder, "folder:PATH, one folder of images per class, in train/ and test/ or split by name"),
     "csv": Reader(
-        read_csv, "csv:PATH, a table of path, label and, if wanted, split (train, test) and role (query, gallery)"
+        read_csv, "csv:PATH, a table of path, label and optionally split (train, test) and role (query, gallery)"
     ),
-    "cub": Reader(read_cub, "cub:PATH, Caltech-UCSD Birds-200-2011 as its authors pack it"),
+    "cub": Reader(read_cub, "cub:PATH, Caltech-UCSD Birds-200-2011 in its original layout"),
     "cars": Reader(read_cars, "cars:PATH, Stanford Cars-196 with cars_annos.mat and car_ims"),
     "sop": Reader(read_sop, "sop:PATH, Stanford Online Products with Ebay_train.txt and Ebay_test.txt"),
     "inshop": Reader(read_inshop, "inshop:PATH, DeepFashion In-Shop with list_eval_partition.txt"),
 }
 
 _SPEC = re.compile(r"\s*(?P<call>\w+\s*(?:\(.*?\))?)\s*(?::(?P<path>.*))?", re.DOTALL)
-_FILLED_IN = ("cache", "progress", "expect")  # arguments the program sets, not the spec
+_FILLED_IN = ("cache", "progress", "expect")  # arguments set by the program, not by the spec
 
 
 def load_dataset(
@@ -52,7 +50,7 @@ def load_dataset(
 ) -> Dataset:
     """Open a data set by its spec: `glyphs`, `glyphs(classes=200)`, `cub:PATH`, `folder:PATH`, …
 
-    `halves="swapped"` trains on the test part and tests on the training part. `cache` is the folder for what is made.
+    `halves="swapped"` trains on the test part and tests on the training part. `cache` is a folder for rendered images.
     """
     if halves not in ("first", "swapped"):
         raise NearkinError(f"halves is 'first' or 'swapped', not {halves!r}.")
@@ -70,8 +68,8 @@ def _resolve(text: str) -> tuple[Reader, Path | None, dict[str, object]]:
     match = _SPEC.fullmatch(text)
     call = parse(match["call"]) if match else None
     if match is None or call is None or (call.name not in DATASETS and os.path.isdir(text)):
-        there = f" To read your own images write folder:{text}." if os.path.isdir(text) else ""
-        raise NearkinError(f"Cannot read the data set {text!r}: write one of {_forms()}.{there}")
+        hint = f" To read your own images write folder:{text}." if os.path.isdir(text) else ""
+        raise NearkinError(f"Cannot read the data set {text!r}: write one of {dataset_names()}.{hint}")
     reader = look_up(call.name, DATASETS, what="data set")
     if call.args:
         raise NearkinError(f"{call.name} takes options such as key=value, not {call.args[0]}.")
@@ -79,39 +77,41 @@ def _resolve(text: str) -> tuple[Reader, Path | None, dict[str, object]]:
     if reader.path != bool(where):
         wanted = f"needs a path: write {call.name}:PATH" if reader.path else f"takes no path: write {call.name} alone"
         raise NearkinError(f"The data set {call.name} {wanted}.")
-    options = check_options(call, reader.read, given=_FILLED_IN)
+    options = check_options(call, reader.read, reserved=_FILLED_IN)
     return reader, Path(where).expanduser() if where else None, options
 
 
-def _forms() -> str:
+def dataset_names() -> str:
+    """Return the forms of all specs in one line, for messages and help: `glyphs, folder:PATH, …`."""
     return ", ".join(f"{name}:PATH" if reader.path else name for name, reader in DATASETS.items())
 
 
 def _remarks(dataset: Dataset) -> list[str]:
-    """Sentences on classes from which little can be learnt or told."""
+    """Sentences on classes that are of little use for training or testing."""
     train, test = dataset.train, dataset.test
     if train.classes < 2:
         raise NearkinError(f"{dataset.name} has {train.classes} training class: training needs at least 2.")
     remarks = []
     if single := _named(train, train.counts == 1):
-        remarks.append(f"{_classes(single)} of one image in train, kept (no other image to be near): {listed(single)}.")
+        remarks.append(f"{_classes(single)} with one image in train, kept but without positives: {listed(single)}.")
     if alone := _without_relevant(test):
         remarks.append(
-            f"{_classes(alone)} in test whose queries have no relevant image and do not count: {listed(alone)}."
+            f"{_classes(alone)} in test whose queries have no relevant image and are not counted: {listed(alone)}."
         )
     if test.classes == 1:
         remarks.append("The test part has one class, so every retrieval score is 100.")
     shared = sorted(set(train.names) & set(test.names))
     if shared:
-        remarks.append(f"{_classes(shared)} in both train and test, so these are not unseen: {listed(shared)}.")
+        remarks.append(f"{_classes(shared)} in both train and test, so they are not unseen: {listed(shared)}.")
     return remarks
 
 
 def _without_relevant(test: Images) -> list[str]:
     if test.query is None or test.gallery is None:
         return _named(test, test.counts == 1)
-    asked, there = (torch.bincount(test.labels[mask], minlength=test.classes) for mask in (test.query, test.gallery))
-    return _named(test, (asked > 0) & (there == 0))
+    masks = test.query, test.gallery
+    queries, relevant = (torch.bincount(test.labels[mask], minlength=test.classes) for mask in masks)
+    return _named(test, (queries > 0) & (relevant == 0))
 
 
 def _named(images: Images, mask: torch.Tensor) -> list[str]:
@@ -122,7 +122,7 @@ def _classes(names: list[str]) -> str:
     return counted(len(names), "class", "classes")
 
 
-class Part(NamedTuple):
+class PartCounts(NamedTuple):
     """Counts of one part of a data set; the last three are images per class."""
 
     part: str
@@ -133,8 +133,8 @@ class Part(NamedTuple):
     most: int
 
 
-def describe(dataset: Dataset) -> list[Part]:
-    """Counts of train and test, and of query and gallery where the test part has them."""
+def describe(dataset: Dataset) -> list[PartCounts]:
+    """Count images and classes of train and test, and of query and gallery if the test part has them."""
     parts = [_counted("train", dataset.train), _counted("test", dataset.test)]
     if dataset.test.query is not None and dataset.test.gallery is not None:
         parts += [_counted("query", dataset.test.take(dataset.test.query))]
@@ -142,7 +142,7 @@ def describe(dataset: Dataset) -> list[Part]:
     return parts
 
 
-def _counted(name: str, images: Images) -> Part:
+def _counted(name: str, images: Images) -> PartCounts:
     counts = images.counts
     median = counts.double().quantile(0.5).item()
-    return Part(name, len(images), images.classes, int(counts.min()), median, int(counts.max()))
+    return PartCounts(name, len(images), images.classes, int(counts.min()), median, int(counts.max()))

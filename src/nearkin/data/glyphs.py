@@ -1,16 +1,14 @@
-"""The embedded data set: letters of many scripts, rendered from the fonts that ship inside matplotlib.
+"""The built-in data set: letters of many scripts, rendered from the fonts that ship with matplotlib.
 
-A class is a letter; its samples are drawn in several faces, moved, turned, sheared, thickened or thinned, and noisy.
-Letters that look like one already chosen (Latin A, Greek Alpha, Cyrillic A) are dropped by comparing rendered pixels.
-Everything follows from the seed and the font files, bit for bit; the result is cached on disk.
+A class is a letter. Its samples are drawn in several typefaces, shifted, rotated, sheared, thickened or thinned, with
+noise. Letters that look like one already chosen (Latin A, Greek Alpha, Cyrillic A) are dropped by comparing pixels.
+The seed and the font files determine everything, bit for bit; the result is cached on disk.
 """
 
 import hashlib
 import json
-import os
 import unicodedata
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from math import cos, exp, radians, sin
 from pathlib import Path
@@ -26,19 +24,19 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from nearkin.data.images import Dataset, Images, Progress, counted
-from nearkin.data.letters import candidates, font_files, open_font, unlike
+from nearkin.data.letters import candidates, distinct_letters, font_files, open_font
 from nearkin.data.splits import in_halves
 from nearkin.errors import NearkinError
-from nearkin.files import cache_dir
+from nearkin.files import atomic_file, cache_dir
 
-GENERATOR = 1  # raise it when the same recipe gives other pixels: old caches are then passed over
+GENERATOR = 1  # increase it if the same recipe gives other pixels: old caches are then ignored
 CANVAS, LONG_SIDE, SIZE = 64, 44, 32  # pixels: the canvas, the letter on it at scale 1, the finished image
-MARGIN = 3  # pixels around a drawing, for its edges to be smooth and its strokes to grow
+MARGIN = 3  # pixels around a drawing, for smooth edges and thicker strokes
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """All that decides the pixels besides the fonts."""
+    """Everything besides the fonts that determines the pixels."""
 
     classes: int
     samples: int
@@ -57,18 +55,18 @@ def make_glyphs(
     classes: int = 800,
     samples: int = 12,  # per class
     seed: int = 0,
-    fonts: str | None = None,  # a font file or a folder of them, besides matplotlib's own
-    rotation: float = 20.0,  # degrees, either way
+    fonts: str | None = None,  # a font file or a folder of them, in addition to matplotlib's
+    rotation: float = 20.0,  # degrees, ±
     scale: tuple[float, float] = (0.65, 1.1),
-    aspect: float = 0.12,  # log of width by height, either way
-    shear: float = 0.25,  # either way
-    shift: float = 3.0,  # pixels of the finished image, either way
-    stroke: float = 0.7,  # 1: an edge moves by a pixel of the drawing, out or in
+    aspect: float = 0.12,  # log of width by height, ±
+    shear: float = 0.25,  # ±
+    shift: float = 3.0,  # pixels of the finished image, ±
+    stroke: float = 0.7,  # 1: an edge moves by up to a pixel of the drawing, ±
     noise: float = 0.15,  # standard deviation, black 0 and white 1
     cache: Path | None = None,
     progress: Progress = None,
 ) -> Dataset:
-    """Letters as images of 32 × 32 grey levels, light on dark; half of the classes train, the others test."""
+    """Render letters as 32 × 32 grey images, light on dark; half of the classes train, the others test."""
     recipe = Recipe(classes, samples, seed, rotation, scale, aspect, shear, shift, stroke, noise)
     _check(recipe)
     files = font_files(fonts)
@@ -84,7 +82,7 @@ def make_glyphs(
 
 
 def _left_out(count: int) -> str:
-    return f"{counted(count, 'letter', 'letters')} left out for looking like another one."
+    return f"{counted(count, 'letter', 'letters')} left out because they look like another one."
 
 
 def _check(recipe: Recipe) -> None:
@@ -92,7 +90,7 @@ def _check(recipe: Recipe) -> None:
     for name, value in asdict(recipe).items():
         least, most = ranges.get(name, (0, 10**9))
         if name != "scale" and not least <= value <= most:
-            raise NearkinError(f"glyphs: {name} is a number from {least} to {most}, not {value!r}.")
+            raise NearkinError(f"glyphs: {name} must be a number from {least} to {most}, not {value!r}.")
     if not 0 < recipe.scale[0] <= recipe.scale[1] <= 10:
         raise NearkinError(f"glyphs: scale is two numbers such as (0.65, 1.1), smaller first, not {recipe.scale!r}.")
 
@@ -112,11 +110,11 @@ def _make(recipe: Recipe, files: Sequence[Path], progress: Progress) -> _Made:
     pixels = np.zeros((recipe.classes, recipe.samples, 1, SIZE, SIZE), dtype=np.uint8)
     chosen: list[str] = []
     dropped = 0
-    for found in unlike([letters[place] for place in order], fonts):
+    for found in distinct_letters([letters[place] for place in order], fonts):
         if found is None:
             dropped += 1
             continue
-        # One generator a letter: its samples do not depend on the letters before it.
+        # One generator per letter: its samples do not depend on the letters before it.
         rng = np.random.default_rng((recipe.seed, ord(found.letter)))
         pixels[len(chosen), :, 0] = _samples(found.drawings, recipe, rng)
         chosen.append(found.letter)
@@ -127,15 +125,15 @@ def _make(recipe: Recipe, files: Sequence[Path], progress: Progress) -> _Made:
     raise _too_many(recipe.classes, len(chosen))
 
 
-def _too_many(wanted: int, there: int) -> NearkinError:
+def _too_many(wanted: int, available: int) -> NearkinError:
     return NearkinError(
-        f"glyphs: {wanted} classes are more than the {there} letters of these fonts; ask for fewer, or add font files "
+        f"glyphs: {wanted} classes are more than the {available} letters of these fonts; use fewer, or add font files "
         f"with fonts=PATH."
     )
 
 
 def _samples(drawings: Sequence[Image.Image], recipe: Recipe, rng: np.random.Generator) -> NDArray[np.uint8]:
-    """The samples of one letter; the faces take turns, in an order of its own."""
+    """Draw the samples of one letter; the typefaces alternate in a random order."""
     faces = rng.permutation(len(drawings))
     taken = [drawings[faces[n % len(drawings)]] for n in range(recipe.samples)]
     return np.stack([_sample(drawing, recipe, rng) for drawing in taken])
@@ -151,7 +149,7 @@ def _sample(drawing: Image.Image, recipe: Recipe, rng: np.random.Generator) -> N
     stretch = exp(rng.uniform(-recipe.aspect, recipe.aspect) / 2)
     shear = rng.uniform(-recipe.shear, recipe.shear)
     x, y = CANVAS / 2 + rng.uniform(-recipe.shift, recipe.shift, size=2) * (CANVAS / SIZE)
-    back = _way_back(size, angle, stretch, shear)
+    back = _inverse_map(size, angle, stretch, shear)
     shifts = width / 2 - back[0] * x - back[1] * y, height / 2 - back[2] * x - back[3] * y
     matrix = (back[0], back[1], shifts[0], back[2], back[3], shifts[1])
     canvas = sheet.transform((CANVAS, CANVAS), Image.Transform.AFFINE, matrix, Image.Resampling.BILINEAR)
@@ -159,22 +157,22 @@ def _sample(drawing: Image.Image, recipe: Recipe, rng: np.random.Generator) -> N
     return np.clip(np.rint(grey), 0, 255).astype(np.uint8)
 
 
-def _way_back(size: float, angle: float, stretch: float, shear: float) -> tuple[float, float, float, float]:
-    """From canvas to drawing, the inverse of turn · shear · stretch, which has the determinant size²."""
+def _inverse_map(size: float, angle: float, stretch: float, shear: float) -> tuple[float, float, float, float]:
+    """The map from canvas to drawing: the inverse of rotation · shear · stretch, which has determinant size²."""
     a, b = cos(angle) * stretch, (shear * cos(angle) - sin(angle)) / stretch
     c, d = sin(angle) * stretch, (shear * sin(angle) + cos(angle)) / stretch
     return d / size, -b / size, -c / size, a / size
 
 
 def _restroke(sheet: Image.Image, weight: float) -> Image.Image:
-    """Strokes thicker (weight above 0) or thinner, by up to a pixel on each side at weight 1."""
+    """Make strokes thicker (weight above 0) or thinner, by up to a pixel on each side at weight 1."""
     return Image.blend(
         sheet, sheet.filter(ImageFilter.MaxFilter(3) if weight > 0 else ImageFilter.MinFilter(3)), abs(weight)
     )
 
 
 def _key(recipe: Recipe, files: Sequence[Path]) -> str:
-    """What the pixels depend on, as a short hash."""
+    """Hash everything that the pixels depend on."""
     try:
         faces = [hashlib.sha256(file.read_bytes()).hexdigest() for file in files]
     except OSError as error:
@@ -184,7 +182,7 @@ def _key(recipe: Recipe, files: Sequence[Path]) -> str:
 
 
 def _read(store: Path, recipe: Recipe) -> _Made | None:
-    """What an earlier call wrote; None where there is nothing whole."""
+    """Read the cache; None if there is none or it is damaged."""
     if not store.is_file():
         return None
     try:
@@ -193,20 +191,16 @@ def _read(store: Path, recipe: Recipe) -> _Made | None:
             made = _Made(about["letters"], about["dropped"], file.get_tensor("pixels"))
     except (OSError, SafetensorError, KeyError, TypeError, ValueError):
         return None
-    whole = made.pixels.shape[:2] == (recipe.classes, recipe.samples) and len(made.letters) == recipe.classes
-    return made if whole else None
+    complete = made.pixels.shape[:2] == (recipe.classes, recipe.samples) and len(made.letters) == recipe.classes
+    return made if complete else None
 
 
 def _write(store: Path, made: _Made) -> list[str]:
-    """Keep the pixels for the next time. A disk that refuses costs only that time, and a note."""
+    """Cache the pixels. If that fails, return a note."""
     about = json.dumps({"letters": made.letters, "dropped": made.dropped})
-    part = store.with_suffix(f".{os.getpid()}.part")
     try:
-        store.parent.mkdir(parents=True, exist_ok=True)
-        save_file({"pixels": made.pixels}, str(part), metadata={"glyphs": about})
-        os.replace(part, store)
+        with atomic_file(store) as temporary:
+            save_file({"pixels": made.pixels}, temporary, metadata={"glyphs": about})
     except (OSError, SafetensorError) as error:
-        with suppress(OSError):
-            part.unlink()
-        return [f"Not cached, since {store.parent} cannot be written ({error})."]
+        return [f"Not cached: {store.parent} cannot be written ({error})."]
     return []

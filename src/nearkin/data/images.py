@@ -1,4 +1,4 @@
-"""Labelled images and a data set of them: what one trains on or evaluates."""
+"""Labelled images, and data sets of training and test images."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,22 +27,22 @@ class Images:
     def __post_init__(self) -> None:
         if (self.query is None) != (self.gallery is None):
             raise NearkinError("Images need both a query and a gallery mask, or neither.")
-        for what, part in (("labels", self.labels), ("query", self.query), ("gallery", self.gallery)):
-            if part is not None and part.shape != (len(self),):
+        for what, values in (("labels", self.labels), ("query", self.query), ("gallery", self.gallery)):
+            if values is not None and values.shape != (len(self),):
                 raise NearkinError(
-                    f"{len(self)} images need {len(self)} {what}, not a tensor of shape {list(part.shape)}."
+                    f"{len(self)} images need {len(self)} {what}, not a tensor of shape {list(values.shape)}."
                 )
         if self.labels.dtype != torch.int64:
-            raise NearkinError(f"Labels are int64, not {str(self.labels.dtype).removeprefix('torch.')}.")
+            raise NearkinError(f"Labels must be int64, not {str(self.labels.dtype).removeprefix('torch.')}.")
         if not torch.equal(torch.unique(self.labels), torch.arange(self.classes)):
-            raise NearkinError(f"Labels of {self.classes} classes are 0 … {self.classes - 1}, each at least once.")
+            raise NearkinError(f"Labels of {self.classes} classes must be 0 … {self.classes - 1}, each at least once.")
 
     def __len__(self) -> int:
         return len(self.sources)
 
     @property
     def classes(self) -> int:
-        """The number of classes."""
+        """Number of classes."""
         return len(self.names)
 
     @property
@@ -51,7 +51,7 @@ class Images:
         return torch.bincount(self.labels, minlength=self.classes)
 
     def take(self, index: Tensor | Sequence[int]) -> "Images":
-        """The rows of `index` (numbers or a mask). Classes that vanish close the ranks; their order stays."""
+        """Select rows by numbers or a mask. Labels are renumbered without the classes that are lost."""
         rows = torch.as_tensor(index, dtype=None if len(index) else torch.int64)
         rows = rows.nonzero().flatten() if rows.dtype == torch.bool else rows
         present, labels = torch.unique(self.labels[rows], return_inverse=True)
@@ -65,11 +65,11 @@ class Images:
         )
 
     def of_classes(self, ids: Tensor | Sequence[int]) -> "Images":
-        """The images of some classes, in the order of the rows."""
+        """Select the images of some classes, in the order of the rows."""
         return self.take(torch.isin(self.labels, torch.as_tensor(ids, dtype=torch.int64)))
 
     def without(self, rows: Tensor | Sequence[int]) -> "Images":
-        """All but these rows: for images that turn out to be unreadable."""
+        """Drop rows, such as images that cannot be read."""
         keep = torch.ones(len(self), dtype=torch.bool)
         keep[torch.as_tensor(rows, dtype=torch.int64)] = False
         return self.take(keep)
@@ -77,7 +77,7 @@ class Images:
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """Training and test images with sentences on what was found and what was left out."""
+    """Training and test images, with notes on what was found and what was left out."""
 
     name: str
     train: Images
@@ -86,7 +86,7 @@ class Dataset:
 
 
 def from_keys(paths: Sequence[Path], keys: Sequence[Key], *, names: Mapping[Key, str] | None = None) -> Images:
-    """Images whose classes are the sorted keys; `names` says what a key's class is called."""
+    """Build images whose classes are the sorted keys; `names` maps a key to the name of its class."""
     order = sorted_keys(keys)
     label = {key: c for c, key in enumerate(order)}
     called = tuple(str(key) if names is None else names[key] for key in order)
@@ -94,18 +94,18 @@ def from_keys(paths: Sequence[Path], keys: Sequence[Key], *, names: Mapping[Key,
 
 
 def sorted_keys(keys: Iterable[Key]) -> list[Key]:
-    """Each key once, sorted; names that are all whole numbers sort as numbers, so that 10 comes after 9."""
+    """Return each key once, sorted; keys that are all whole numbers sort as numbers, so that 10 comes after 9."""
     once = set(keys)
     numbered = all(str(key).isascii() and str(key).isdigit() for key in once)
     return sorted(once, key=lambda key: (int(key), key)) if numbered else sorted(once)
 
 
 def counted(count: int, one: str, many: str) -> str:
-    """`1 class` or `1,234 classes`: a number in a sentence."""
+    """Format a count for a sentence: `1 class` or `1,234 classes`."""
     return f"{count:,} {one if count == 1 else many}"
 
 
 def listed(names: Sequence[str], *, limit: int = 5) -> str:
-    """`a, b, c and 12 more`: names in a sentence that stays a sentence."""
+    """Format names for a sentence: `a, b, c and 12 more`."""
     shown = ", ".join(names[:limit])
     return shown if len(names) <= limit else f"{shown} and {len(names) - limit:,} more"

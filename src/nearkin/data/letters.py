@@ -1,4 +1,4 @@
-"""Letters drawn from font files, and a choice of them in which no two look alike."""
+"""Draw letters from font files and choose letters of which no two look alike."""
 
 import unicodedata
 from collections.abc import Iterator, Sequence
@@ -17,45 +17,46 @@ FACES = (
     *(f"DejaVuSerif{style}.ttf" for style in ("", "-Bold", "-Italic", "-BoldItalic")),
     *(f"STIXGeneral{style}.ttf" for style in ("", "Bol", "Italic", "BolIta")),
 )
-LETTERS = frozenset({"Lu", "Ll", "Lt", "Lo"})  # Unicode's letters, less the modifiers
-FEWEST_FACES = 8  # a letter is drawn in at least so many
+LETTERS = frozenset({"Lu", "Ll", "Lt", "Lo"})  # Unicode's letters without modifiers
+FEWEST_FACES = 8  # a letter is drawn in at least this many typefaces
 EM = 48  # pixels
 SIGNATURE = 24  # pixels: the size at which letters are compared
-ALIKE = 0.94  # cosine of two signatures from which on letters count as the same
+ALIKE = 0.94  # letters with a higher cosine of their signatures count as the same
 
 
 class Font(NamedTuple):
-    """One face, opened, and the code points it has."""
+    """An open typeface and its code points."""
 
     face: ImageFont.FreeTypeFont
     codes: frozenset[int]
 
 
 class Letter(NamedTuple):
-    """A letter and its drawing in each face that has it, light on dark, cut to its own rectangle."""
+    """A letter and its drawing in each typeface that has it, light on dark, cropped to its bounding box."""
 
     letter: str
     drawings: list[Image.Image]
 
 
-def own_fonts() -> Path:
-    """The folder of the fonts that ship inside matplotlib."""
-    import matplotlib  # half a second: only where fonts are needed
+def matplotlib_fonts() -> Path:
+    """Return the folder of the fonts that ship with matplotlib."""
+    import matplotlib  # half a second: only if fonts are needed
 
     return Path(matplotlib.get_data_path()) / "fonts" / "ttf"
 
 
 def font_files(extra: str | Path | None = None) -> list[Path]:
-    """Matplotlib's text faces, and besides them a font file or all those in a folder."""
-    files = [own_fonts() / name for name in FACES]
+    """Return matplotlib's text fonts and, in addition, a font file or all font files in a folder."""
+    folder = matplotlib_fonts()
+    files = [folder / name for name in FACES]
     missing = [file.name for file in files if not file.is_file()]
     if missing:
-        raise NearkinError(f"Fonts are missing in {own_fonts()}: {', '.join(missing)}. Install matplotlib again.")
+        raise NearkinError(f"Fonts are missing in {folder}: {', '.join(missing)}. Install matplotlib again.")
     if extra is None:
         return files
     place = Path(extra).expanduser()
     found = [place] if place.is_file() else sorted(f for f in place.rglob("*") if f.suffix.lower() in (".ttf", ".otf"))
-    # The last-resort font has a letter for every code point: the same box for all of a script.
+    # The last-resort font draws the same box for all letters of a script.
     found = [file for file in found if not file.name.startswith("LastResort")]
     if not found:
         raise NearkinError(f"There is no font file (.ttf, .otf) at {place}.")
@@ -63,11 +64,11 @@ def font_files(extra: str | Path | None = None) -> list[Path]:
 
 
 def open_font(path: Path) -> Font:
-    """A font file as a face of 48 pixels."""
+    """Open a font file as a typeface of 48 pixels."""
     from matplotlib.ft2font import FT2Font
 
     try:
-        # Basic layout: the other one is there only where a library of the system is.
+        # Basic layout: the other one needs a system library.
         face = ImageFont.truetype(str(path), EM, layout_engine=ImageFont.Layout.BASIC)
         return Font(face, frozenset(FT2Font(str(path)).get_charmap()))
     except (OSError, RuntimeError) as error:
@@ -75,14 +76,14 @@ def open_font(path: Path) -> Font:
 
 
 def candidates(fonts: Sequence[Font]) -> list[str]:
-    """The letters that enough of the faces have, in the order of their code points."""
+    """Return the letters that enough typefaces have, in the order of their code points."""
     codes = sorted(frozenset[int]().union(*(font.codes for font in fonts)))
     letters = [chr(code) for code in codes if unicodedata.category(chr(code)) in LETTERS]
     return [letter for letter in letters if sum(ord(letter) in font.codes for font in fonts) >= FEWEST_FACES]
 
 
-def unlike(letters: Sequence[str], fonts: Sequence[Font]) -> Iterator[Letter | None]:
-    """One after the other, each letter that looks like none before it in any face; None for one that does."""
+def distinct_letters(letters: Sequence[str], fonts: Sequence[Font]) -> Iterator[Letter | None]:
+    """Yield each letter that looks like no earlier one in any typeface, and None for each that does."""
     seen = [_Seen() for _ in fonts]
     for letter in letters:
         drawings: list[Image.Image] = []
@@ -106,7 +107,7 @@ def unlike(letters: Sequence[str], fonts: Sequence[Font]) -> Iterator[Letter | N
 
 
 def draw(font: Font, letter: str) -> Image.Image | None:
-    """The letter's own rectangle, or nothing where the face lacks it or has no ink for it."""
+    """Draw a letter in its bounding box; None if the typeface lacks it or draws nothing."""
     if ord(letter) not in font.codes:
         return None
     mask = font.face.getmask(letter, mode="L")
@@ -118,7 +119,7 @@ def draw(font: Font, letter: str) -> Image.Image | None:
 
 
 def _signature(drawing: Image.Image) -> NDArray[np.float32]:
-    """The drawing at one size, centred. Six bits a pixel make every dot product exact in float32, in any order."""
+    """Centre the drawing at a fixed size. With six bits per pixel, dot products are exact in float32 in any order."""
     grow = SIGNATURE / max(drawing.size)
     width, height = (max(1, round(side * grow)) for side in drawing.size)
     small = drawing.resize((width, height), Image.Resampling.BILINEAR)
@@ -128,7 +129,7 @@ def _signature(drawing: Image.Image) -> NDArray[np.float32]:
 
 
 class _Seen:
-    """The signatures of the letters chosen so far in one face."""
+    """The signatures of the letters chosen so far in one typeface."""
 
     def __init__(self) -> None:
         self.rows = np.zeros((64, SIGNATURE**2), dtype=np.float32)

@@ -1,4 +1,4 @@
-"""Splits by classes, and a part of the samples of each class. All of them are functions of their arguments alone."""
+"""Split images by classes, or sample a fraction of each class; deterministic functions of their arguments."""
 
 import torch
 
@@ -7,24 +7,23 @@ from nearkin.errors import NearkinError
 
 
 def in_halves(images: Images) -> tuple[Images, Images]:
-    """The first half of the classes and the second; an odd class goes to the first."""
+    """Split into the first half of the classes and the second; an odd class goes to the first."""
     middle = (images.classes + 1) // 2
     return images.of_classes(range(middle)), images.of_classes(range(middle, images.classes))
 
 
 def swapped(dataset: Dataset) -> Dataset:
-    """The data set the other way round: trained on the test classes, tested on the training classes."""
+    """Swap training and test classes."""
     if dataset.test.query is not None:
         raise NearkinError(f"{dataset.name} has a query/gallery test part, so its halves cannot be swapped.")
-    return Dataset(
-        dataset.name, dataset.test, dataset.train, (*dataset.notes, "Halves swapped: train and test changed places.")
-    )
+    note = "Halves swapped: training and test classes are exchanged."
+    return Dataset(dataset.name, dataset.test, dataset.train, (*dataset.notes, note))
 
 
 def held_out(train: Images, *, fraction: float = 0.25, fold: tuple[int, int] | None = None) -> tuple[Images, Images]:
-    """Training images cut by classes into (train, validation).
+    """Split training images by classes into (train, validation).
 
-    Validation is the last `fraction` of the classes; or with `fold=(i, n)` block i (0 … n-1) of n contiguous blocks.
+    Validation is the last `fraction` of the classes, or with `fold=(i, n)` block i (0 … n-1) of n contiguous blocks.
     """
     first, last = _last_block(train.classes, fraction) if fold is None else _block(train.classes, *fold)
     kept = train.classes - (last - first)
@@ -38,20 +37,20 @@ def held_out(train: Images, *, fraction: float = 0.25, fold: tuple[int, int] | N
 
 def _last_block(classes: int, fraction: float) -> tuple[int, int]:
     if not 0 < fraction < 1:
-        raise NearkinError(f"The held-out fraction of the classes is between 0 and 1, not {fraction}.")
+        raise NearkinError(f"The held-out fraction of the classes must be between 0 and 1, not {fraction}.")
     return classes - max(1, round(fraction * classes)), classes
 
 
 def _block(classes: int, i: int, n: int) -> tuple[int, int]:
     if not (n >= 2 and 0 <= i < n):
-        raise NearkinError(f"A fold is (i, n) with n at least 2 and i from 0 to n-1, not ({i}, {n}).")
+        raise NearkinError(f"A fold must be (i, n) with n at least 2 and i from 0 to n-1, not ({i}, {n}).")
     return i * classes // n, (i + 1) * classes // n
 
 
 def sample_fraction(images: Images, fraction: float, *, seed: int) -> Images:
-    """A fraction of the samples of each class, rounded, at least one; drawn from the seed, rows in their old order."""
+    """Sample a fraction of each class, rounded and at least one image; the order of the rows is kept."""
     if not 0 < fraction <= 1:
-        raise NearkinError(f"The fraction of the samples is above 0 and at most 1, not {fraction}.")
+        raise NearkinError(f"The fraction of the samples must be above 0 and at most 1, not {fraction}.")
     keep = (images.counts * fraction).round().long().clamp(min=1)
     shuffled = torch.randperm(len(images), generator=torch.Generator().manual_seed(seed))
     by_class = shuffled[images.labels[shuffled].argsort(stable=True)]

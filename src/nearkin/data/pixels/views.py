@@ -62,7 +62,7 @@ def augment(text: str, *, size: int, short_side: int, normalise: Normalise, comp
     entry = look_up(call.name, AUGMENTS, what="augmentation")
     if call.args:
         raise NearkinError(f"{call.name} takes only options such as key=value: {text!r}.")
-    options = check_options(call, entry, given=("size", "short_side"))
+    options = check_options(call, entry, reserved=("size", "short_side"))
     _check_size(size, short_side)
     kind: Kind = entry(size=size, short_side=short_side, **options)
     finish = _Finish(normalise)

@@ -1,0 +1,149 @@
+"""Stores: the same pixels from memory and from a stream, read ahead as far as allowed."""
+
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from image_helpers import SHORT_SIDE, add_bad_files, check_pixels, decode_images, make_photos, save_noise
+from torch import Tensor
+
+from nearkin.data.images import Images
+from nearkin.data.pixels import open as opening
+from nearkin.data.pixels import stores
+from nearkin.data.pixels.decode import BadImage, decode_file
+from nearkin.data.pixels.open import open_store
+from nearkin.data.pixels.stores import MemoryStore, StreamStore
+from nearkin.data.pixels.views import Normalise, centre
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Images:
+    return make_photos(tmp_path / "data")
+
+
+def running_workers() -> int:
+    return sum(thread.name.startswith("nearkin") for thread in threading.enumerate())
+
+
+@pytest.mark.parametrize("location", ["device", "stream"])
+@pytest.mark.parametrize("channels", [1, 3])
+def test_stores_give_the_decoded_pixels(photos: Images, location: opening.Location, channels: int) -> None:
+    store, images, bad = open_store(photos, short_side=SHORT_SIDE, channels=channels, device="cpu", location=location)
+    assert isinstance(store, StreamStore if location == "stream" else MemoryStore)
+    assert (len(store), images, bad) == (len(photos), photos, [])
+    want = decode_images(photos, channels=channels)
+    index = torch.tensor([6, 1, 1, 4])
+    check_pixels(store[index], [want[n] for n in index.tolist()])
+    batches = [torch.tensor([0, 7]), torch.tensor([3]), torch.tensor([5, 2, 4])]
+    for read_ahead in (0, 1, 5):
+        followed = list(store.read_batches(iter(batches), read_ahead))
+        assert [rows.tolist() for rows, _ in followed] == [batch.tolist() for batch in batches]
+        for rows, pixels in followed:
+            check_pixels(pixels, [want[n] for n in rows.tolist()])
+
+
+def test_stream_and_memory_give_the_same_pixels_at_test_time(photos: Images) -> None:
+    view = centre(20, Normalise((0.0,) * 3, (1 / 255,) * 3), short_side=SHORT_SIDE)
+    every = torch.arange(len(photos))
+    opened = (open_store(photos, short_side=SHORT_SIDE, device="cpu", location=k)[0] for k in ("device", "stream"))
+    kept, read_again = (view(store[every]) for store in opened)
+    assert (kept - read_again).abs().max() <= 1
+    assert kept.std() > 10
+
+
+def test_host_memory_feeds_another_device(photos: Images) -> None:
+    """The way of images that fit into the host's memory only, with the meta device for want of another."""
+    store, _, _ = open_store(photos, short_side=SHORT_SIDE, device="cpu", location="host")
+    assert isinstance(store, MemoryStore)
+    want = decode_images(photos)
+    fed = MemoryStore(store.packed, short_side=SHORT_SIDE, channels=3, device=torch.device("meta"))
+    assert fed.loader is not None
+    fed.loader.device = torch.device("cpu")
+    check_pixels(fed[torch.tensor([5, 2])], [want[5], want[2]])
+    (followed,) = fed.read_batches(iter([torch.tensor([7, 0, 3])]), 2)
+    check_pixels(followed[1], [want[7], want[0], want[3]])
+
+
+def test_stream_leaves_out_bad_headers_and_stops_at_bad_pixels(photos: Images, tmp_path: Path) -> None:
+    store, images, bad = open_store(
+        add_bad_files(photos, tmp_path), short_side=SHORT_SIDE, device="cpu", location="stream"
+    )
+    assert [image.path.name for image in bad] == ["text.jpg", "gone.jpg"]
+    assert len(store) == len(images) == 9
+    following = store.read_batches(iter([torch.tensor([0, 1]), torch.tensor([3, 4]), torch.tensor([5])]), 2)
+    next(following)
+    with pytest.raises(BadImage, match=r"half\.jpg: it is truncated"):
+        next(following)
+    assert running_workers() == 0
+
+
+def test_a_file_that_changes_under_a_stream_is_named(photos: Images) -> None:
+    store, _, _ = open_store(photos, short_side=SHORT_SIDE, device="cpu", location="stream")
+    save_noise(Path(str(photos.sources[2])), 50, 24)
+    with pytest.raises(BadImage, match=r"2\.png: its size has changed"):
+        store[torch.tensor([2])]
+
+
+def count_requests(asked: list[int]) -> Iterator[Tensor]:
+    for n in range(1000):
+        asked.append(n)
+        yield torch.tensor([n % 8, (n + 1) % 8])
+
+
+@pytest.mark.parametrize("read_ahead", [0, 1, 3])
+def test_nothing_is_asked_for_earlier_than_allowed(photos: Images, read_ahead: int) -> None:
+    store, _, _ = open_store(photos, short_side=SHORT_SIDE, device="cpu", location="stream")
+    asked: list[int] = []
+    following = store.read_batches(count_requests(asked), read_ahead)
+    for n in range(5):
+        next(following)
+        assert len(asked) == n + 1 + read_ahead
+    following.close()  # type: ignore[attr-defined]
+    assert running_workers() == 0
+    kept, _, _ = open_store(photos, short_side=SHORT_SIDE, device="cpu")
+    asked.clear()
+    next(kept.read_batches(count_requests(asked), 0))
+    assert len(asked) == 1
+
+
+def test_work_goes_on_while_a_batch_is_used(photos: Images, monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[Path] = []
+
+    def watched(path: Path, **options: int) -> Tensor:
+        done.append(path)
+        return decode_file(path, **options)
+
+    monkeypatch.setattr(stores, "decode_file", watched)
+    store, _, _ = open_store(photos, short_side=SHORT_SIDE, device="cpu", location="stream")
+    following = store.read_batches(count_requests([]), 2)
+    next(following)
+    end = time.monotonic() + 20
+    while len(done) < 6 and time.monotonic() < end:
+        time.sleep(0.01)
+    assert len(done) == 6  # this batch and the two after it
+    del following
+    assert running_workers() == 0
+
+
+def test_errors_and_interrupts_leave_no_threads(photos: Images) -> None:
+    store, _, _ = open_store(photos, short_side=SHORT_SIDE, device="cpu", location="stream")
+
+    def interrupted() -> None:
+        for n, _ in enumerate(store.read_batches(count_requests([]), 2)):
+            if n == 2:
+                raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert running_workers() == 0
+
+    def fails() -> Iterator[Tensor]:
+        yield torch.tensor([0])
+        raise RuntimeError("the sampler broke")
+
+    with pytest.raises(RuntimeError, match="the sampler broke"):
+        list(store.read_batches(fails(), 2))
+    assert running_workers() == 0

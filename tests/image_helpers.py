@@ -1,0 +1,81 @@
+"""Small images and data sets for tests, and checks of their pixels."""
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from nearkin.data.images import Images
+from nearkin.data.pixels.decode import decode_file
+from nearkin.data.pixels.tiles import Pixels
+
+SHORT_SIDE = 24
+SIZES = [(24, 24), (30, 50), (64, 40), (20, 90), (100, 33), (24, 47), (12, 10), (40, 40)]
+
+
+def save_picture(path: Path) -> str:
+    """Write a small picture; return the name of its file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new("RGB", (8, 6), (200, 40, 10)).save(path)
+    return path.name
+
+
+def numbered_images(counts: list[int], *, first: int = 0) -> Images:
+    """counts[c] images of class c, rows mixed, sources numbered."""
+    labels = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))
+    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(3))
+    paths = [Path(f"{n}.png") for n in range(len(labels))]
+    return Images(paths, labels[order], tuple(f"c{first + c}" for c in range(len(counts))))
+
+
+def files_by_class(images: Images) -> dict[str, list[str]]:
+    """File names by the name of the class."""
+    rows = zip(images.sources, images.labels.tolist(), strict=True)
+    found: dict[str, list[str]] = {name: [] for name in images.names}
+    for path, label in rows:
+        found[images.names[label]].append(Path(str(path)).name)
+    return found
+
+
+def save_noise(path: Path, height: int, width: int, *, seed: int = 0) -> Path:
+    """Write a picture of random pixels."""
+    rng = np.random.default_rng(seed)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(rng.integers(0, 256, (height, width, 3), dtype=np.uint8)).save(path)
+    return path
+
+
+def make_photos(folder: Path) -> Images:
+    """Eight images in two classes; every second one a JPEG."""
+    names = [f"{n}.{'jpg' if n % 2 else 'png'}" for n in range(len(SIZES))]
+    paths = [save_noise(folder / name, *size, seed=n) for n, (name, size) in enumerate(zip(names, SIZES, strict=True))]
+    return Images(paths, torch.arange(len(SIZES)) % 2, ("even", "odd"))
+
+
+def check_pixels(pixels: Pixels, want: list[Tensor]) -> None:
+    """Check that each image is in the corner of its canvas, which is blank elsewhere."""
+    assert pixels.canvas.dtype == torch.uint8
+    assert pixels.size.tolist() == [list(image.shape[1:]) for image in want]
+    for canvas, image in zip(pixels.canvas, want, strict=True):
+        expected = torch.zeros_like(canvas)
+        expected[:, : image.shape[1], : image.shape[2]] = image
+        assert torch.equal(canvas, expected)
+
+
+def decode_images(images: Images, *, channels: int = 3) -> list[Tensor]:
+    """Decode all images at SHORT_SIDE."""
+    paths = [Path(str(source)) for source in images.sources]
+    return [decode_file(path, short_side=SHORT_SIDE, channels=channels) for path in paths]
+
+
+def add_bad_files(images: Images, folder: Path) -> Images:
+    """Add a text file (row 1), a truncated JPEG (row 4) and a missing file (the last row, a class of its own)."""
+    jpeg = Path(str(images.sources[1])).read_bytes()
+    (folder / "text.jpg").write_text("hello")
+    (folder / "half.jpg").write_bytes(jpeg[: len(jpeg) // 2])
+    paths = [Path(str(source)) for source in images.sources]
+    paths = [paths[0], folder / "text.jpg", *paths[1:3], folder / "half.jpg", *paths[3:], folder / "gone.jpg"]
+    labels = [0, 0, 1, 0, 1, 1, 0, 1, 0, 1, 2]
+    return Images(paths, torch.tensor(labels), ("even", "odd", "lost"))
