@@ -65,7 +65,7 @@ def demo_table(root: Path) -> str:
 def suites_table() -> str:
     """The suites of the package, for docs/benchmark.md."""
     suites = [load_suite(name) for name in suite_names()]
-    cells = [[f"`{s.name}`", s.title, ", ".join(s.parts), str(len(s.rows)), str(s.seeds)] for s in suites]
+    cells = [[f"`{s.name}`", s.title, ", ".join(s.data), str(len(s.rows)), str(s.seeds)] for s in suites]
     return markdown_table(["suite", "what it is", "data", "rows", "seeds"], cells, text=True)
 
 

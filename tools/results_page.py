@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 from nearkin.benchmark.claims import CLAIMS, HOLDS, NOT_SHOWN, OPPOSITE, UNTESTED, Outcome, check_claim, in_words
-from nearkin.benchmark.planned_runs import NEUTRAL, Sheet, expand
+from nearkin.benchmark.planned_runs import NEUTRAL, PlannedSuite, plan_suite
 from nearkin.benchmark.results import read_results
-from nearkin.benchmark.runner import Board, needs_path
-from nearkin.benchmark.suite import Part, Suite, load_suite, suite_names
-from nearkin.benchmark.tables import LEVEL, below_start, finished, suite_tables
+from nearkin.benchmark.runner import SuiteResults, needs_path
+from nearkin.benchmark.suite import Suite, SuiteData, load_suite, suite_names
+from nearkin.benchmark.tables import LEVEL, below_start, row_runs, suite_tables
 from nearkin.console import PrintedTable, markdown, markdown_table
 from nearkin.evaluation.statistics import p_words
-from nearkin.files import Json, whole_file
+from nearkin.files import Json, atomic_file
 from nearkin.report.suite_figures import ranking, write_figures
 from nearkin.training.run_folder import CHOSEN
 
@@ -53,14 +53,14 @@ COUNTS = "\nThe last four columns count pairs of rows; a pair with one seed in c
 class Found(NamedTuple):
     """The runs of one suite, made with the same settings."""
 
-    board: Board
+    results: SuiteResults
     strangers: int  # runs in its files that are no row of any suite here
 
 
 def results_page(results: Path, *, pictures: Path | None = None, link: str = "") -> str:
     """The page as text; with `pictures` the figures of suites are written there and linked below `link`."""
     every = boards(results)
-    sections = [(found.board.sheet.suite.name == FIRST, _section(found, pictures, link)) for found in every]
+    sections = [(found.board.planned.suite.name == FIRST, _section(found, pictures, link)) for found in every]
     first = [text for is_first, text in sections if is_first] or ["No method has been measured on CUB yet.\n"]
     rest = [text for is_first, text in sections if not is_first]
     return "\n".join([INTRODUCTION, *first, _claims([found.board for found in every]), *rest])
@@ -70,7 +70,7 @@ def boards(results: Path) -> list[Found]:
     """Every suite that has results, each time with the files that were made alike."""
     files = {name: sorted((results / name).glob("*.jsonl")) for name in suite_names()}
     known = {key: run for own in files.values() for file in own for key, run in read_results(file).items()}
-    made: list[tuple[Board, set[str]]] = []
+    made: list[tuple[SuiteResults, set[str]]] = []
     for name, own in ((name, own) for name, own in files.items() if own):
         suite = load_suite(name)
         alike: dict[str, tuple[Json, dict[str, Json]]] = {}
@@ -79,17 +79,17 @@ def boards(results: Path) -> list[Found]:
             changed = changed_settings(suite, list(runs.values()))
             alike.setdefault(str(changed), (changed, {}))[1].update(runs)
         for changed, runs in alike.values():
-            sheet = expand(suite, seeds=sorted({run["seed"] for run in runs.values()}), settings=changed)
-            made.append((Board(sheet, known, {}, (), "not run yet", results / name), set(runs)))
-    rows = {cell.id for board, _ in made for cell in board.sheet.cells}
-    return [Found(board, len(ids - rows)) for board, ids in made]
+            planned = plan_suite(suite, seeds=sorted({run["seed"] for run in runs.values()}), settings=changed)
+            made.append((SuiteResults(planned, known, {}, (), "not run yet", results / name), set(runs)))
+    rows = {cell.id for results, _ in made for cell in results.planned.runs}
+    return [Found(results, len(ids - rows)) for results, ids in made]
 
 
 def changed_settings(suite: Suite, runs: Sequence[Json]) -> Json:
     """Settings that all runs share and that are not the suite's own, where its rows agree on one."""
     if not runs:
         return {}
-    plain = expand(suite, seeds=1).cells
+    plain = plan_suite(suite, seeds=1).cells
     changed: Json = {}
     for name in dict.fromkeys(name for cell in plain for name in cell.description):
         values = {repr(run["settings"].get(name)) for run in runs}
@@ -106,64 +106,67 @@ def changed_settings(suite: Suite, runs: Sequence[Json]) -> Json:
 
 
 def _section(found: Found, pictures: Path | None, link: str) -> str:
-    board = found.board
-    suite, cells = board.sheet.suite, board.sheet.cells
-    there = {cell.data for cell in cells if cell.id in board.results}
-    lines = [f"## {suite.title}", "", f"`{_command(board.sheet, sorted(there))}`", ""]
-    for part, table in zip(suite.parts, suite_tables(board), strict=True):
-        if part in there:
-            lines += [markdown([_only_measured(board, part, table)], level=3), *_reading(board, suite.parts[part])]
+    results = found.board
+    suite, cells = results.planned.suite, results.planned.runs
+    there = {cell.data for cell in cells if cell.id in results.runs}
+    lines = [f"## {suite.title}", "", f"`{_command(results.planned, sorted(there))}`", ""]
+    for dataset, table in zip(suite.data, suite_tables(results), strict=True):
+        if dataset in there:
+            lines += [
+                markdown([_only_measured(results, dataset, table)], level=3),
+                *_reading(results, suite.data[dataset]),
+            ]
     if found.strangers:
         lines.append(f"- {found.strangers} runs in the files are no row of a suite any more and are not shown.\n")
     if pictures is not None:
-        drawn = [picture.name for picture in write_figures(board, pictures) if picture.suffix == ".svg"]
+        drawn = [picture.name for picture in write_figures(results, pictures) if picture.suffix == ".svg"]
         lines += [f"![{suite.title}]({link}{name})\n" for name in drawn]
     return "\n".join(lines)
 
 
-def _reading(board: Board, part: Part) -> list[str]:
+def _reading(results: SuiteResults, dataset: SuiteData) -> list[str]:
     """What a sorted table says, in a sentence or two."""
-    suite = board.sheet.suite
-    if suite.sort not in part.metrics or not suite.baseline:
+    suite = results.planned.suite
+    if suite.sort not in dataset.metrics or not suite.baseline:
         return []
-    rows = ranking(board, part).rows
+    rows = ranking(results, dataset).rows
     above, below = ([row.name for row in rows if row.mark.strip() == mark] for mark in "↑↓")
     words = [
         f"{'; '.join(names)} {'is' if len(names) == 1 else 'are'} {where}"
         for names, where in ((above, "above"), (below, "below"))
         if names
     ] or ["no row is shown to differ from"]
-    harmed = [row.name for row in rows if below_start(finished(board, suite.rows[row.name], part), suite.sort)]
+    harmed = [row.name for row in rows if below_start(row_runs(results, suite.rows[row.name], dataset), suite.sort)]
     sentences = [f"In words: by {suite.sort} {' and '.join(words)} {suite.baseline}; nothing more is shown."]
     if harmed:
         sentences.append(f"Training left below the network as it began: {'; '.join(harmed)}.")
     return [" ".join(sentences) + "\n"]
 
 
-def _command(sheet: Sheet, data: Sequence[str]) -> str:
-    places = "".join(f" --data {name}:PATH" for name in data if needs_path(sheet.suite.parts[name]))
-    settings = "".join(f" --set {name}={value}" for name, value in sheet.overrides.items())
-    seeds = ",".join(map(str, sheet.seeds)) + ("," if len(sheet.seeds) == 1 else "")  # without it, how many
-    return f"nearkin bench {sheet.suite.name}{places} --seeds {seeds}{settings}"
+def _command(planned: PlannedSuite, data: Sequence[str]) -> str:
+    places = "".join(f" --data {name}:PATH" for name in data if needs_path(planned.suite.data[name]))
+    settings = "".join(f" --set {name}={value}" for name, value in planned.overrides.items())
+    seeds = ",".join(map(str, planned.seeds)) + ("," if len(planned.seeds) == 1 else "")  # without it, how many
+    return f"nearkin bench {planned.suite.name}{places} --seeds {seeds}{settings}"
 
 
-def _only_measured(board: Board, part: str, table: PrintedTable) -> PrintedTable:
+def _only_measured(results: SuiteResults, dataset: str, table: PrintedTable) -> PrintedTable:
     """The table without rows of which there is no number at all; a note lists them."""
-    suite = board.sheet.suite
+    suite = results.planned.suite
     empty = [
         row.name
         for row in suite.rows.values()
-        if part in row.methods and part not in row.paper and not finished(board, row, suite.parts[part]).runs
+        if dataset in row.methods and dataset not in row.paper and not row_runs(results, row, suite.data[dataset]).runs
     ]
     notes = [note for note in table.notes if not note.startswith(tuple(f"{name}: " for name in empty))]
-    known = [name for name in empty if name not in board.sheet.missing]
+    known = [name for name in empty if name not in results.planned.missing]
     if known:
         notes.append(f"Not measured: {'; '.join(known)}.")
     cells = [row for row in table.cells if row[0] not in empty]
-    return PrintedTable(f"On {part}", table.header, cells, notes)
+    return PrintedTable(f"On {dataset}", table.header, cells, notes)
 
 
-def _claims(boards: Sequence[Board]) -> str:
+def _claims(boards: Sequence[SuiteResults]) -> str:
     tested = {claim: check_claim(claim, boards) for claim in CLAIMS}
     header = ["paper", "claim", "by", "here", *COUNTED]
     cells = [[c.paper, c.words, c.metric, in_words(found), *_counts(found)] for c, found in tested.items()]
@@ -204,7 +207,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given = parser.parse_args(arguments)
     pictures = given.out.parent / "pictures" / "suites"
     text = results_page(given.results, pictures=pictures, link="pictures/suites/")
-    with whole_file(given.out) as temporary:
+    with atomic_file(given.out) as temporary:
         temporary.write_text(text, encoding="utf-8")
     print(given.out)
 

@@ -9,9 +9,9 @@ import torch
 from rich.console import Console
 from scipy import stats
 
-from nearkin.benchmark.planned_runs import expand
+from nearkin.benchmark.planned_runs import plan_suite
 from nearkin.benchmark.results import Queries, query_file, write_queries
-from nearkin.benchmark.runner import Board
+from nearkin.benchmark.runner import SuiteResults
 from nearkin.benchmark.suite import load_suite
 from nearkin.benchmark.tables import suite_tables
 from nearkin.console import latex, markdown, terminal
@@ -100,14 +100,14 @@ def record(cell, r1, *, backbone):
 def made(tmp_path, *, text=SUITE, settings=None, backbone="lite0", r1=R1, **more):
     path = tmp_path / "made.toml"
     path.write_text(text)
-    sheet = expand(load_suite(path), settings=settings)
+    planned = plan_suite(load_suite(path), settings=settings)
     results = {}
-    for cell in sheet.cells:
+    for cell in planned.runs:
         values = r1.get(cell.row, [])
         if cell.data == "cub" and cell.seed < len(values):
             results[cell.id] = record(cell, values[cell.seed], backbone=backbone)
-    failed = {c.id: "The loss was nan at step 3." for c in sheet.cells if c.row == "Failing" and c.seed == 0}
-    return Board(sheet, results, failed, **{"without_data": ("sop",), "stopped": "", **more})
+    failed = {c.id: "The loss was nan at step 3." for c in planned.runs if c.row == "Failing" and c.seed == 0}
+    return SuiteResults(planned, results, failed, **{"without_data": ("sop",), "stopped": "", **more})
 
 
 def rows_of(table):
@@ -119,7 +119,7 @@ def table(tmp_path):
     return suite_tables(made(tmp_path, settings={"backbone": "lite0", "device": "cpu"}))[0]
 
 
-def test_papers_numbers_stand_beside_ours_with_their_network(table):
+def test_published_numbers_are_shown_beside_ours_with_their_network(table):
     rows = rows_of(table)
     assert list(rows) == [
         "Quoted", "PA", "Better_1", "Same", "Worse", "Untrained", "One seed", "Failing", "Absent",
@@ -141,7 +141,7 @@ def test_papers_numbers_stand_beside_ours_with_their_network(table):
     assert rows["Untrained"]["R@1 ours"] == "12.50 ± 0.00 ↓"
 
 
-def test_marks_are_backed_by_a_corrected_test(table):
+def test_marks_come_from_a_corrected_test(table):
     rows = rows_of(table)
     assert rows["Better_1"]["R@1 ours"].endswith(" ↑")
     assert rows["Worse"]["R@1 ours"].endswith(" ↓")
@@ -169,15 +169,15 @@ def test_one_seed_gives_no_marks_and_no_claims(tmp_path):
 
 
 def test_one_seed_in_common_compares_the_models_over_classes(tmp_path):
-    board = made(tmp_path, r1={"PA": [60.0], "Worse": [50.0], "Same": [59.9]}, out=tmp_path)
+    results = made(tmp_path, r1={"PA": [60.0], "Worse": [50.0], "Same": [59.9]}, out=tmp_path)
     rng = torch.Generator().manual_seed(0)
     labels = torch.arange(20).repeat_interleave(6)
     values = {}
     for row, mean in (("PA", 20.0), ("Worse", 10.0), ("Same", 20.2)):
-        cell = next(c for c in board.sheet.cells if (c.row, c.data, c.seed) == (row, "cub", 0))
+        cell = next(c for c in results.planned.runs if (c.row, c.data, c.seed) == (row, "cub", 0))
         values[row] = mean + torch.randn(120, generator=rng)
         write_queries(query_file(tmp_path, cell.id), Queries(labels, {"MAP@R": values[row]}))
-    table = suite_tables(board)[0]
+    table = suite_tables(results)[0]
     tests = [paired_bootstrap(values[row], values["PA"], groups=labels) for row in ("Same", "Worse")]
     for row, test, p in zip(("Same", "Worse"), tests, holm([t.p for t in tests]), strict=True):
         expected = f"{test.difference:+.2f} (models: p {p_words(p)})".replace("-", "−")
@@ -185,12 +185,12 @@ def test_one_seed_in_common_compares_the_models_over_classes(tmp_path):
         assert rows_of(table)[row]["95 %"] == f"{test.low:+.2f} to {test.high:+.2f}".replace("-", "−")
     assert p_words(tests[1].p) == "< 0.001"
     assert not any(re.search("[↑↓]", cell) for row in table.cells for cell in row)
-    assert any("speaks about these models, not about the methods" in note for note in table.notes)
+    assert any("tells about these models, not about the methods" in note for note in table.notes)
 
 
-def test_without_its_baseline_no_row_is_tested_and_that_is_said(tmp_path):
+def test_without_its_baseline_no_row_is_tested_and_a_note_says_so(tmp_path):
     table = suite_tables(made(tmp_path, r1={"Worse": [60.1, 60.4], "Same": [66.3, 66.1]}))[0]
-    assert "Not measured, so that no row is tested against it: PA." in table.notes
+    assert "Not measured, so no row is tested against it: PA." in table.notes
     assert not any("less PA" in name for name in table.header)
 
 
@@ -211,13 +211,13 @@ def test_a_row_is_tested_against_the_baseline_it_names_itself(tmp_path):
     assert any("better or worse than its baseline" in note for note in table.notes)
 
 
-def test_settings_that_decide_nothing_are_not_called_a_change(tmp_path):
+def test_neutral_settings_are_not_called_a_change(tmp_path):
     table = suite_tables(made(tmp_path, settings={"device": "cpu", "compile": True, "tensorboard": True}))[0]
     assert not any("Changed for all rows" in note for note in table.notes)
 
 
 @pytest.mark.parametrize("width", [40, 80, 120])
-def test_names_and_numbers_stay_whole_in_a_narrow_terminal(table, width):
+def test_names_and_numbers_are_not_broken_in_a_narrow_terminal(table, width):
     console = Console(width=width)
     with console.capture() as captured:
         console.print(terminal([table]))
@@ -228,7 +228,7 @@ def test_names_and_numbers_stay_whole_in_a_narrow_terminal(table, width):
         assert all(cell in own for cell in row), row
 
 
-def test_everything_one_has_to_know_is_said(table):
+def test_the_notes_say_everything_needed_to_compare(table):
     notes = "\n".join(table.notes)
     assert "Source: A paper, Table 7." in notes
     assert "What chose the paper's epoch: the best epoch on test." in notes
@@ -238,7 +238,7 @@ def test_everything_one_has_to_know_is_said(table):
     assert "Changed for all rows: backbone = lite0." in notes
     assert "Commit 0123456789ab+changes; One GPU, bf16; torch 2.11." in notes
     assert "Our network (lite0) is not the paper's (bn_inception)" in notes
-    assert "Methods that are not there yet: Absent (not_there_yet)." in notes
+    assert "Unknown methods: Absent (not_there_yet)." in notes
     assert "Failing failed: The loss was nan at step 3." in notes
     assert "6 of 24 runs are not finished" in notes  # triplet and margin with three seeds each
     assert "Same: no wonder." in notes
@@ -250,7 +250,7 @@ def test_the_same_network_is_not_warned_about(tmp_path):
     assert not any("is not the paper's" in note for note in table.notes)
 
 
-def test_a_data_set_without_a_path_says_so_and_shows_what_is_quoted(tmp_path):
+def test_a_data_set_without_a_path_says_so_and_shows_quoted_numbers(tmp_path):
     cub, sop = suite_tables(made(tmp_path, stopped="the budget is spent"))
     assert "is not finished" not in cub.title
     assert any("not finished: the budget is spent" in note for note in cub.notes)
@@ -260,7 +260,7 @@ def test_a_data_set_without_a_path_says_so_and_shows_what_is_quoted(tmp_path):
     assert "Quoted" not in rows_of(sop)
 
 
-def test_sorted_by_our_mean_with_the_rest_below(tmp_path):
+def test_sorting_by_our_mean_puts_unmeasured_rows_last(tmp_path):
     table = suite_tables(made(tmp_path, text='sort = "MAP@R"\n' + SUITE))[0]
     assert [row[0] for row in table.cells] == [
         "One seed", "Better_1", "Same", "PA", "Worse", "Untrained", "Quoted", "Failing", "Absent",
@@ -288,7 +288,7 @@ def test_formats_hold_the_same_cells(table):
 
 
 @pytest.mark.parametrize(("seconds", "words"), [(3.2, "3 s"), (99, "99 s"), (150, "2.5 min"), (36000, "10.0 h")])
-def test_times_are_in_fitting_units(tmp_path, seconds, words):
-    board = made(tmp_path)
-    results = {key: {**run, "wall": seconds} for key, run in board.results.items()}
-    assert rows_of(suite_tables(dataclasses.replace(board, results=results))[0])["PA"]["time"] == words
+def test_times_have_suitable_units(tmp_path, seconds, words):
+    results = made(tmp_path)
+    runs = {key: {**run, "wall": seconds} for key, run in results.runs.items()}
+    assert rows_of(suite_tables(dataclasses.replace(results, runs=runs))[0])["PA"]["time"] == words

@@ -8,8 +8,8 @@ from scipy import stats
 
 import nearkin
 from nearkin.benchmark.claims import CLAIMS, Claim, Outcome, check_claim, in_words, pairs
-from nearkin.benchmark.planned_runs import expand, run_id
-from nearkin.benchmark.runner import Board
+from nearkin.benchmark.planned_runs import plan_suite, run_id
+from nearkin.benchmark.runner import SuiteResults
 from nearkin.benchmark.suite import load_suite
 from nearkin.cli.benchmark import parse_seeds
 from nearkin.evaluation.statistics import Comparison
@@ -33,17 +33,17 @@ def line(cell, scores, **more):
 def fill(folder, suite, values, *, settings=None, metrics=("R@1", "MAP@R"), file="results.jsonl", data=None, more=None):
     """Results of rows (row → scores by seed) as a suite's file."""
     seeds = max(len(v) for v in values.values())
-    sheet = expand(load_suite(suite), seeds=seeds, settings=settings)
+    planned = plan_suite(load_suite(suite), seeds=seeds, settings=settings)
     path = folder / suite / file
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w") as out:
-        for cell in sheet.cells:
+        for cell in planned.runs:
             own = values.get(cell.row, ())
             if cell.seed < len(own) and data in (None, cell.data):
                 out.write(
                     line(cell, {m: own[cell.seed] - (40 if m == "MAP@R" else 0) for m in metrics}, **(more or {}))
                 )
-    return sheet
+    return planned
 
 
 ANCHOR = (66.0, 66.4, 65.8, 66.2)
@@ -159,8 +159,8 @@ def claims_of(page):
     lines = text.split("| --- |", 1)[1].split("\n\n")[0].splitlines()[1:]
     cells = [[c.strip() for c in x.split("|")[1:-1]] for x in lines]
     sentences = {}
-    for part in text.split("\n**")[1:]:
-        head, *own = part.rstrip().split("\n- ")
+    for block in text.split("\n**")[1:]:
+        head, *own = block.rstrip().split("\n- ")
         sentences[head.split("**")[0].split(": ", 1)[1]] = own
     return {words: (verdict, counts, sentences.get(words, [])) for _, words, _, verdict, *counts in cells}
 
@@ -227,8 +227,8 @@ def test_a_variant_of_a_method_is_no_test_of_its_claim(tmp_path):
     suite = load_suite("vcpa_why")
     variants = {name for name, row in suite.rows.items() if row.variant}
     assert "vcpa, first order" in variants
-    board = Board(expand(suite), {}, {}, (), "")
-    tested = {row for row, _ in pairs(CLAIMS[0], board, suite.parts["glyphs"])}
+    results = SuiteResults(plan_suite(suite), {}, {}, (), "")
+    tested = {row for row, _ in pairs(CLAIMS[0], results, suite.data["glyphs"])}
     assert tested == {name for name in suite.rows if name.startswith("vcpa")} - variants
 
 
@@ -263,8 +263,8 @@ def test_one_seed_tests_nothing(tmp_path):
     [
         ([+1], "holds here"),
         ([+1, 0], "holds here in part"),
-        ([-1, 0], "not shown, and in part the opposite is seen"),
-        ([+1, -1], "holds in part and in part the opposite is seen"),
+        ([-1, 0], "not shown, in part the opposite"),
+        ([+1, -1], "holds in part, in part the opposite"),
         ([0, None], "not shown"),
     ],
 )
@@ -279,18 +279,18 @@ def test_several_pairs_are_put_into_one_sentence(verdicts, words):
 
 
 def _asks(claim, suite):
-    return any(pairs(claim, Board(expand(suite, seeds=1), {}, {}, (), ""), suite.parts["cub"]))
+    return any(pairs(claim, SuiteResults(plan_suite(suite, seeds=1), {}, {}, (), ""), suite.data["cub"]))
 
 
 @pytest.mark.parametrize("claim", CLAIMS, ids=lambda c: c.words)
 def test_every_claim_has_rows_to_test_it_on(claim):
     """In its own suite, in the one with all methods, or in that of the paper on CUB."""
     names = [claim.suite] if claim.suite else [EVERY, "profs_lite0", "ccp_lite0"]
-    suite = next(s for s in map(load_suite, names) if claim.metric in s.parts["cub"].metrics and _asks(claim, s))
-    board = Board(expand(suite, seeds=1), {}, {}, (), "")
-    part = suite.parts["cub"]
-    assert list(pairs(claim, board, part))
-    assert claim.metric in part.metrics
+    suite = next(s for s in map(load_suite, names) if claim.metric in s.data["cub"].metrics and _asks(claim, s))
+    results = SuiteResults(plan_suite(suite, seeds=1), {}, {}, (), "")
+    dataset = suite.data["cub"]
+    assert list(pairs(claim, results, dataset))
+    assert claim.metric in dataset.metrics
 
 
 # Sections.
@@ -315,32 +315,32 @@ def test_files_made_differently_are_tables_of_their_own(tmp_path):
         values = {"K = 1": (60.0,), "K = 4": (61.0,)}
         fill(tmp_path, "mpa_table7", values, settings={"backbone": backbone}, file=f"{backbone}.jsonl")
     found = list(boards(tmp_path))
-    assert [f.board.sheet.overrides["backbone"] for f in found] == ["lite0", "lite1"]
+    assert [f.board.planned.overrides["backbone"] for f in found] == ["lite0", "lite1"]
     assert all(not f.strangers for f in found)
     assert results_page(tmp_path).count("\n## MPA, Table 7") == 2
 
 
 def test_a_setting_that_is_no_more_is_no_change(tmp_path):
-    sheet = fill(tmp_path, "mpa_table7", {"K = 1": (60.0,)})
-    runs = [{"settings": {**cell.description, "gone": 3}, "data": cell.data} for cell in sheet.cells]
+    planned = fill(tmp_path, "mpa_table7", {"K = 1": (60.0,)})
+    runs = [{"settings": {**cell.description, "gone": 3}, "data": cell.data} for cell in planned.runs]
     assert changed_settings(load_suite("mpa_table7"), runs) == {}
 
 
 def test_a_setting_younger_than_a_run_was_off_in_it():
     suite = load_suite("ccp_lite0")
-    old = [{k: v for k, v in cell.description.items() if k != "own_seeds"} for cell in expand(suite).cells]
+    old = [{k: v for k, v in cell.description.items() if k != "own_seeds"} for cell in plan_suite(suite).runs]
     changed = changed_settings(suite, [{"settings": settings, "data": "cub"} for settings in old])
     assert changed == {"own_seeds": False}
-    ids = {cell.id for cell in expand(suite, settings=changed).cells}
+    ids = {cell.id for cell in plan_suite(suite, settings=changed).runs}
     assert ids == {run_id(settings) for settings in old}
-    assert not ids & {cell.id for cell in expand(suite).cells}
+    assert not ids & {cell.id for cell in plan_suite(suite).runs}
 
 
 def test_a_single_sub_problem_is_compared_with_many_around_the_same_loss():
     claim = next(claim for claim in CLAIMS if (claim.method, claim.base) == ("ccp", "proxy"))
-    board = Board(expand(load_suite("ccp_fig6")), {}, {}, (), "")
+    results = SuiteResults(plan_suite(load_suite("ccp_fig6")), {}, {}, (), "")
     losses = ("C1", "C2", "MS", "Triplet")
-    found = list(pairs(claim, board, board.sheet.suite.parts["cub"]))
+    found = list(pairs(claim, results, results.planned.suite.data["cub"]))
     assert found == [(f"{loss}-CCP", f"{loss}-Proxy") for loss in losses]
 
 
@@ -357,8 +357,8 @@ def test_two_files_made_alike_are_one_table(tmp_path):
 
 def test_what_rows_differ_in_is_not_taken_for_a_change():
     suite = load_suite("vcpa_fig3")
-    sheet = expand(suite, seeds=1)
-    one = [cell for cell in sheet.cells if cell.row == "PA, 10 %"]
+    planned = plan_suite(suite, seeds=1)
+    one = [cell for cell in planned.runs if cell.row == "PA, 10 %"]
     runs = [{"settings": cell.description, "data": cell.data} for cell in one]
     assert changed_settings(suite, runs) == {}
     assert changed_settings(suite, []) == {}

@@ -1,35 +1,34 @@
-"""What the five papers claim, as data, and whether results bear it out: a paired t-test over seeds, or nothing is said.
+"""The claims of the five papers, as data, each tested on our results by a paired t-test over seeds.
 
-A claim is tested in every suite that has results for both sides, on rows that differ in nothing but the method; where
-several rows could be the other side, it is the row's baseline if that is one of them. Suites that are curves (those
-with a figure) are asked only where a claim names them, and rows that are variants, a method without a part of its
-own, never.
+A claim is tested in every suite that has results for both sides, on rows that differ only in the method. If several
+rows could be the other side, the row's baseline is taken if it is one of them. A suite with a figure is used only if
+the claim names it; rows that are variants (a method without one of its parts) are never used.
 """
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from nearkin.benchmark.planned_runs import Cell
-from nearkin.benchmark.runner import Board
-from nearkin.benchmark.suite import Part
-from nearkin.benchmark.tables import LEVEL, below_start, finished
+from nearkin.benchmark.planned_runs import PlannedRun
+from nearkin.benchmark.runner import SuiteResults
+from nearkin.benchmark.suite import SuiteData
+from nearkin.benchmark.tables import LEVEL, below_start, row_runs
 from nearkin.evaluation.statistics import Comparison, holm, paired_t
 from nearkin.files import Json
 from nearkin.spec import Call, parse
 
 
 class Claim(NamedTuple):
-    """One claim of a paper: rows of `method` are above those of `base`, by the metric the paper makes it by."""
+    """One claim of a paper: rows of `method` score higher than rows of `base`, by the paper's metric."""
 
     paper: str
     method: str  # the outermost method of a row
-    base: str  # a method's name; empty: the inner loss of the row itself
+    base: str  # a method's name; empty: the inner loss of the row
     metric: str
     words: str
-    suite: str = ""  # the only one it is about; empty: all without a figure
-    option: str = ""  # of `method`: on in the row, off in the base, which is the same in all else
-    around: bool = False  # whether the base is a strategy around the same loss as the row
+    suite: str = ""  # the only suite it is tested on; empty: all without a figure
+    option: str = ""  # an option of `method`: on in the row, off in the base, which is otherwise the same
+    around: bool = False  # whether the base is a strategy with the same inner loss as the row
 
 
 CLAIMS = (
@@ -39,7 +38,7 @@ CLAIMS = (
     Claim("VCPA", "vcpa", "proxy_anchor", "R@1", "VCPA is above Proxy-Anchor in small batches", "vcpa_fig4"),
     Claim("Proxy-ISA", "proxy_isa", "proxy_anchor", "R@1", "Proxy-ISA is above Proxy-Anchor"),
     Claim("CCP", "ccp", "", "MAP@R", "alternating sub-problems are above the pair loss they use"),
-    Claim("CCP", "ccp", "", "MAP@R 512-d", "so they are with the models of four folds side by side"),
+    Claim("CCP", "ccp", "", "MAP@R 512-d", "the same with the joint embeddings of four folds"),
     Claim("CCP", "ccp", "proxy", "MAP@R", "alternating sub-problems are above a single one", around=True),
     Claim("CCP", "ccp", "xbm", "MAP@R", "alternating sub-problems are above a memory", around=True),
     Claim("MPA", "mpa", "soft_triple", "R@1", "MPA is above SoftTriple"),
@@ -65,12 +64,12 @@ class Outcome(NamedTuple):
     row: str
     base: str
     select: str  # what chose the epoch of the row
-    harmed: tuple[str, ...]  # those of the two that training left below the network as it began
+    harmed: tuple[str, ...]  # those of the two rows that score lower after training than before
     test: Comparison
 
     @property
     def verdict(self) -> str:
-        """What the test says."""
+        """The outcome of the test."""
         if math.isnan(self.test.p):
             return UNTESTED
         if self.test.p >= LEVEL:
@@ -78,71 +77,72 @@ class Outcome(NamedTuple):
         return HOLDS if self.test.difference > 0 else OPPOSITE
 
 
-def check_claim(claim: Claim, boards: Iterable[Board]) -> list[Outcome]:
-    """The claim on every pair of rows that was measured with the same seeds, by a paired t-test over these."""
-    found = [tested for board in boards if _asked(claim, board) for tested in _measured(claim, board)]
-    adjusted = holm([tested.test.p for tested in found])
-    return [t._replace(test=t.test._replace(p=float(p))) for t, p in zip(found, adjusted, strict=True)]
+def check_claim(claim: Claim, suites: Iterable[SuiteResults]) -> list[Outcome]:
+    """Test the claim on every pair of rows with common seeds, by a paired t-test over these."""
+    found = [outcome for results in suites if _applies(claim, results) for outcome in _outcomes(claim, results)]
+    adjusted = holm([outcome.test.p for outcome in found])
+    return [o._replace(test=o.test._replace(p=float(p))) for o, p in zip(found, adjusted, strict=True)]
 
 
-def in_words(tested: Sequence[Outcome]) -> str:
-    """What all pairs say together."""
-    verdicts = {t.verdict for t in tested} - {UNTESTED}
-    if not tested:
+def in_words(outcomes: Sequence[Outcome]) -> str:
+    """The verdict over all pairs."""
+    verdicts = {outcome.verdict for outcome in outcomes} - {UNTESTED}
+    if not outcomes:
         return "not measured yet"
     if not verdicts:
         return "measured, but with too few seeds for a test"
     if len(verdicts) == 1:
         return verdicts.pop()
     if HOLDS not in verdicts:
-        return "not shown, and in part the opposite is seen"
-    return "holds in part and in part the opposite is seen" if OPPOSITE in verdicts else "holds here in part"
+        return "not shown, in part the opposite"
+    return "holds in part, in part the opposite" if OPPOSITE in verdicts else "holds here in part"
 
 
-def _asked(claim: Claim, board: Board) -> bool:
-    suite = board.sheet.suite
+def _applies(claim: Claim, results: SuiteResults) -> bool:
+    suite = results.planned.suite
     return suite.name == claim.suite if claim.suite else suite.figure is None
 
 
-def _measured(claim: Claim, board: Board) -> Iterator[Outcome]:
-    suite = board.sheet.suite
-    for part in suite.parts.values():
-        for row, base in pairs(claim, board, part):
-            done = {name: finished(board, suite.rows[name], part) for name in (row, base)}
-            ours, theirs = (own.values(claim.metric) for own in done.values())
+def _outcomes(claim: Claim, results: SuiteResults) -> Iterator[Outcome]:
+    suite = results.planned.suite
+    for dataset in suite.data.values():
+        for row, base in pairs(claim, results, dataset):
+            done = {name: row_runs(results, suite.rows[name], dataset) for name in (row, base)}
+            ours, theirs = (runs.values(claim.metric) for runs in done.values())
             shared = sorted(ours.keys() & theirs.keys())
             if shared:
                 test = paired_t([ours[s] for s in shared], [theirs[s] for s in shared])
-                harmed = tuple(name for name, own in done.items() if below_start(own, claim.metric))
-                yield Outcome(suite.name, part.name, row, base, done[row].runs[shared[0]]["select"], harmed, test)
+                harmed = tuple(name for name, runs in done.items() if below_start(runs, claim.metric))
+                yield Outcome(suite.name, dataset.name, row, base, done[row].runs[shared[0]]["select"], harmed, test)
 
 
-def pairs(claim: Claim, board: Board, part: Part) -> Iterator[tuple[str, str]]:
-    """Rows that a claim compares, measured or not: (row, base)."""
-    suite = board.sheet.suite
-    cells = {
-        cell.row: cell
-        for cell in board.sheet.cells
-        if cell.data == part.name and cell.seed == board.sheet.seeds[0] and suite.rows[cell.row].scores == "after"
+def pairs(claim: Claim, results: SuiteResults, dataset: SuiteData) -> Iterator[tuple[str, str]]:
+    """The pairs (row, base) that a claim compares, measured or not."""
+    suite = results.planned.suite
+    first_seed = results.planned.seeds[0]
+    runs = {
+        run.row: run
+        for run in results.planned.runs
+        if run.data == dataset.name and run.seed == first_seed and suite.rows[run.row].scores == "after"
     }
-    specs = {row: parse(cell.description["method"]) for row, cell in cells.items()}
+    specs = {row: parse(run.description["method"]) for row, run in runs.items()}
     for row, spec in specs.items():
         if spec.name == claim.method and not suite.rows[row].variant:
             bases = [
                 other
                 for other, base in specs.items()
-                if _is_base(claim, spec, base) and _settings(cells[other]) == _settings(cells[row])
+                if _is_base(claim, spec, base) and _settings(runs[other]) == _settings(runs[row])
             ]
             named = suite.baselines.get(row)
             yield from ((row, base) for base in ([named] if named in bases else bases))
 
 
-def _settings(cell: Cell) -> Json:
-    return {name: value for name, value in cell.settings.items() if name != "method"}
+def _settings(run: PlannedRun) -> Json:
+    return {name: value for name, value in run.settings.items() if name != "method"}
 
 
 def _is_base(claim: Claim, spec: Call, base: Call) -> bool:
-    """Whether `base` is what the claim compares a row of this spec with."""
+    """Whether the claim compares a row of this spec with `base`."""
     if claim.option:
         varied = spec.options[claim.option] and not base.options.get(claim.option)
         return bool(varied) and _without(spec, claim.option) == _without(base, claim.option)

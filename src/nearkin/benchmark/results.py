@@ -1,7 +1,7 @@
-"""Finished runs as lines of one file, which can be carried to another machine and merged with others by run id.
+"""Finished runs as lines of one file, which can be copied to another machine and merged with others by run id.
 
-results.jsonl              a line a run: id, what decides its outcome, scores, provenance
-queries/ID.safetensors     what the bootstrap needs: the class of every test query and its value by each metric
+results.jsonl              one line per run: id, what decides its outcome, scores, provenance
+queries/ID.safetensors     for the bootstrap: the class of every test query and its value of each metric
 """
 
 import json
@@ -19,26 +19,27 @@ from nearkin.files import Json, atomic_file, read_tensors, write_tensors
 
 LABELS = "labels"
 NEEDED = {"id", "seed", "scores"}
-"""What a line must hold to be a run."""
+"""The keys that every run has."""
 
 
 class Merged(NamedTuple):
-    """What a merge found."""
+    """The outcome of a merge."""
 
     runs: int
-    conflicts: tuple[str, ...]  # sentences: the same run with other scores
+    conflicts: tuple[str, ...]  # one sentence per run with different scores
 
 
 class Queries(NamedTuple):
-    """The values of one run query by query, in the order of the test set."""
+    """The values of each query of one run, in the order of the test set."""
 
     labels: Tensor  # [Q] int64
-    values: Mapping[str, Tensor]  # metric → [Q] percent, NaN where the query has no relevant item
+    values: Mapping[str, Tensor]  # metric → [Q] percent, NaN if the query has no relevant item
 
 
 def read_results(path: str | Path) -> dict[str, Json]:
-    """The runs of a results file by id; of several lines for one run the last counts, and one that a kill cut short at
-    the end does not.
+    """The runs of a results file by id; the last line of a run counts.
+
+    An incomplete last line, left by a killed process, is ignored.
     """
     file = Path(path)
     if not file.exists():
@@ -48,13 +49,13 @@ def read_results(path: str | Path) -> dict[str, Json]:
     for number, line in enumerate([*lines, rest] if _record(rest) else lines, start=1):
         record = _record(line)
         if record is None:
-            raise NearkinError(f"Line {number} of {file} is no run: remove the line, or restore the file.")
+            raise NearkinError(f"Line {number} of {file} is not a run: remove the line, or restore the file.")
         found[record["id"]] = record
     return found
 
 
 def _record(line: bytes) -> Json | None:
-    """A run, or None where a line is none."""
+    """The run in a line, or None if it holds none."""
     try:
         record: Any = json.loads(line)
         return record if record.keys() >= NEEDED and isinstance(record["scores"], dict) else None
@@ -63,7 +64,7 @@ def _record(line: bytes) -> Json | None:
 
 
 def append_result(path: Path, record: Json) -> None:
-    """Add a run; a rest that a kill left at the end of the file is cut off first."""
+    """Append a run; an incomplete last line is cut off first."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("ab+") as file:
         file.seek(0)
@@ -79,7 +80,7 @@ def append_result(path: Path, record: Json) -> None:
 
 
 def merge(paths: Sequence[str | Path], out: str | Path) -> Merged:
-    """One results file of several, each run once; where two disagree the first is kept, and a sentence says so."""
+    """Merge results files, each run once; if two disagree, the first is kept and the conflict reported."""
     kept: dict[str, Json] = {}
     conflicts: list[str] = []
     for path in map(Path, paths):
@@ -87,46 +88,46 @@ def merge(paths: Sequence[str | Path], out: str | Path) -> Merged:
             raise NearkinError(f"There is no results file {path}.")
         for key, record in read_results(path).items():
             conflicts += _differences(kept[key], record, path) if key in kept else []
-            mine = kept.setdefault(key, record)
-            mine["scores"] = {**record["scores"], **mine["scores"]}
+            first = kept.setdefault(key, record)
+            first["scores"] = {**record["scores"], **first["scores"]}
         _copy_queries(path.parent, Path(out).parent)
     with atomic_file(Path(out)) as temporary:
         temporary.write_text("".join(json.dumps(r, ensure_ascii=False) + "\n" for r in kept.values()), encoding="utf-8")
     return Merged(len(kept), tuple(conflicts))
 
 
-def _differences(mine: Json, other: Json, path: Path) -> list[str]:
-    shared = mine["scores"].keys() & other["scores"].keys()
-    apart = [m for m in shared if abs(mine["scores"][m] - other["scores"][m]) > 1e-6]
-    if not apart:
+def _differences(first: Json, second: Json, path: Path) -> list[str]:
+    shared = first["scores"].keys() & second["scores"].keys()
+    different = [m for m in shared if abs(first["scores"][m] - second["scores"][m]) > 1e-6]
+    if not different:
         return []
-    metric = min(apart)
-    one, two = (f"{run['scores'][metric]:.2f} ({run.get('hardware')})" for run in (mine, other))
-    what = f"{mine.get('method')} on {mine.get('data')} with seed {mine['seed']}"
-    return [f"{what}: {metric} {one} is kept and {two} of {path} is not."]
+    metric = min(different)
+    kept, dropped = (f"{run['scores'][metric]:.2f} ({run.get('hardware')})" for run in (first, second))
+    what = f"{first.get('method')} on {first.get('data')} with seed {first['seed']}"
+    return [f"{what}: {metric} {kept} is kept and {dropped} of {path} is not."]
 
 
 def _copy_queries(source: Path, target: Path) -> None:
     for file in sorted((source / "queries").glob("*.safetensors")):
-        place = target / "queries" / file.name
-        if not place.exists():
-            place.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(file, place)
+        copy = target / "queries" / file.name
+        if not copy.exists():
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(file, copy)
 
 
 def query_file(out: str | Path, key: str) -> Path:
-    """Where the query values of a run lie."""
+    """The file with the query values of a run."""
     return Path(out) / "queries" / f"{key}.safetensors"
 
 
 def write_queries(path: Path, queries: Queries) -> None:
-    """Keep the values, as float32."""
+    """Write the values, as float32."""
     values = {name: value.float() for name, value in queries.values.items()}
     write_tensors(path, {LABELS: queries.labels.to(torch.int32), **values})
 
 
 def read_queries(path: Path) -> Queries:
-    """The values of a run."""
+    """Read the values of a run."""
     tensors, _ = read_tensors(path)
     labels = tensors.pop(LABELS).long()
     return Queries(labels, tensors)

@@ -59,18 +59,18 @@ from nearkin.training.run_metric import RunMetric
 
 FOLDER = Path(__file__).parent / "suites"
 _NAME = re.compile(r"\{(\w+)\}")
-OWN = ("data", "method", "metrics", "seed", "device")  # fields of Plan that a suite says in its own way, or not at all
+NO_SETTINGS = ("data", "method", "metrics", "seed", "device")  # fields of Plan that [settings] may not hold
 
 
 class Published(NamedTuple):
-    """A number of a paper, in percent."""
+    """A published number, in percent."""
 
     value: float
     spread: float | None = None
 
 
 @dataclass(frozen=True)
-class Part:
+class SuiteData:
     """A data set of a suite."""
 
     name: str
@@ -84,7 +84,7 @@ class Row:
     """A row of the table."""
 
     name: str
-    methods: Mapping[str, str]  # data set → spec; none where the paper is only quoted
+    methods: Mapping[str, str]  # data set → spec; empty if the paper is only quoted
     settings: Mapping[str, Any]
     paper: Mapping[str, Mapping[str, Published]]  # data set → metric → number
     backbone: str  # of the paper's number
@@ -92,13 +92,13 @@ class Row:
     scores: Literal["after", "before"]
     note: str
     baseline: str  # the row it is tested against
-    variant: bool  # not the method as published, but without a part of it: no claim is tested on it
-    x: float | None  # where it stands in the suite's figure
+    variant: bool  # the method without one of its parts: no claim is tested on it
+    x: float | None  # its position in the suite's figure
     series: str
 
 
 class Axes(NamedTuple):
-    """The figure of a suite."""
+    """The axes of a suite's figure."""
 
     x: str
     metric: str
@@ -107,7 +107,7 @@ class Axes(NamedTuple):
 
 @dataclass(frozen=True)
 class Suite:
-    """A suite, checked."""
+    """A checked suite."""
 
     name: str
     title: str
@@ -120,13 +120,13 @@ class Suite:
     sort: str
     note: str
     settings: Mapping[str, Any]
-    parts: Mapping[str, Part]
+    data: Mapping[str, SuiteData]
     rows: Mapping[str, Row]
     figure: Axes | None
 
     @property
     def baselines(self) -> dict[str, str]:
-        """Row → the row it is tested against; a row that is its own, or has none, is not there."""
+        """Row → the row it is tested against; without rows that have none, or would be their own."""
         named = {row.name: row.baseline or self.baseline for row in self.rows.values()}
         return {name: base for name, base in named.items() if base not in ("", name)}
 
@@ -149,7 +149,7 @@ _SUITE: dict[str, Any] = {
     "row": list,
     "figure": dict,
 }
-_PART: dict[str, Any] = {"metrics": list, "settings": dict, "read": str}
+_DATA: dict[str, Any] = {"metrics": list, "settings": dict, "read": str}
 _ROW: dict[str, Any] = {
     "name": str,
     "method": str | dict,
@@ -212,18 +212,18 @@ def _suite(table: dict[str, Any], name: str) -> Suite:
     where = f"suite {name}"
     _check(table, _SUITE, where, needed=("title", "source", "backbone", "data"))
     settings = {"backbone": table["backbone"], **_settings(table, where)}
-    parts = {key: _part(key, part, where) for key, part in table["data"].items()}
-    if not parts:
+    data = {name: _data(name, entry, where) for name, entry in table["data"].items()}
+    if not data:
         raise NearkinError(f"In {where} there is no data set: write [data.NAME] with its metrics.")
     rows: dict[str, Row] = {}
     published_with = table.get("paper_backbone", table["backbone"])
-    for given in _repeat(table.get("row", []), where):
-        row = _row(given, published_with, parts, table.get("define", {}), where)
+    for entry in _repeat(table.get("row", []), where):
+        row = _row(entry, published_with, data, table.get("define", {}), where)
         if row.name in rows:
             raise NearkinError(f"In {where} two rows are called {row.name!r}: rename one.")
         rows[row.name] = row
     if table.get("every_method", False):
-        rows |= _other_methods(rows, parts, table["backbone"])
+        rows |= _other_methods(rows, data, table["backbone"])
     suite = Suite(
         name=name,
         title=table["title"],
@@ -236,9 +236,9 @@ def _suite(table: dict[str, Any], name: str) -> Suite:
         sort=table.get("sort", ""),
         note=table.get("note", ""),
         settings=settings,
-        parts=parts,
+        data=data,
         rows=rows,
-        figure=_figure(table["figure"], parts, where) if "figure" in table else None,
+        figure=_figure(table["figure"], data, where) if "figure" in table else None,
     )
     _check_whole(suite, where)
     _check_points(suite, where)
@@ -247,57 +247,59 @@ def _suite(table: dict[str, Any], name: str) -> Suite:
 
 def _check_whole(suite: Suite, where: str) -> None:
     if suite.seeds < 1:
-        raise NearkinError(f"In {where} seeds is at least 1, not {suite.seeds}.")
+        raise NearkinError(f"In {where} seeds must be at least 1, not {suite.seeds}.")
     if not suite.rows:
         raise NearkinError(f"In {where} there is no row: write [[row]] with a name.")
     for base in (suite.baseline, *(row.baseline for row in suite.rows.values())):
         if base and base not in suite.rows:
-            raise NearkinError(f"In {where} the baseline {base!r} is no row.{nearest(base, suite.rows)}")
+            raise NearkinError(f"In {where} the baseline {base!r} is not a row.{nearest(base, suite.rows)}")
     if suite.sort:
         _metric(suite.sort, where)
     spreads = any(n.spread is not None for r in suite.rows.values() for m in r.paper.values() for n in m.values())
     if spreads and not suite.spread:
-        raise NearkinError(f"In {where} numbers have a spread and nothing says which: write spread = 'standard error'.")
+        raise NearkinError(f"In {where} numbers have a spread of unknown kind: write spread = 'standard error'.")
 
 
-def _figure(table: Any, parts: Mapping[str, Part], where: str) -> Axes:
+def _figure(table: Any, data: Mapping[str, SuiteData], where: str) -> Axes:
     where = f"{where}, figure"
     _check(table, _FIGURE, where, needed=("x", "metric"))
     metric = table["metric"]
-    for part in parts.values():
-        if metric not in part.metrics:
-            raise NearkinError(f"In {where} data.{part.name} has no {metric!r}.{nearest(metric, part.metrics)}")
+    for dataset in data.values():
+        if metric not in dataset.metrics:
+            raise NearkinError(f"In {where} data.{dataset.name} has no {metric!r}.{nearest(metric, dataset.metrics)}")
     return Axes(table["x"], metric, table.get("scale", "linear"))
 
 
 def _check_points(suite: Suite, where: str) -> None:
-    """Rows that say where they stand need a figure, a figure needs such rows, and no two may stand on one spot."""
+    """Check that rows with x have a figure, that a figure has such rows, and that no two share a position."""
     seen: dict[tuple[str, float], str] = {}
     for row in suite.rows.values():
         if suite.figure is None and (row.x is not None or row.series):
-            raise NearkinError(f"In {where}, row {row.name!r} has x or series and the suite no [figure]: write one.")
+            raise NearkinError(
+                f"In {where}, row {row.name!r} has x or series without a [figure]: write one."
+            )
         if row.x is None and row.series:
-            raise NearkinError(f"In {where}, row {row.name!r} has a series but no x: say where on the curve it stands.")
+            raise NearkinError(f"In {where}, row {row.name!r} has a series but no x: give its position on the curve.")
         if suite.figure and row.x is not None:
             if not math.isfinite(row.x) or (suite.figure.scale == "log" and row.x <= 0):
-                raise NearkinError(f"In {where}, row {row.name!r} cannot stand at x = {row.x:g} on this axis.")
+                raise NearkinError(f"In {where}, row {row.name!r} cannot be drawn at x = {row.x:g} on this axis.")
             other = seen.setdefault((row.series, row.x), row.name)
             if other != row.name:
                 raise NearkinError(
-                    f"In {where}, rows {other!r} and {row.name!r} stand at the same x of one series: give one a series."
+                    f"In {where}, rows {other!r} and {row.name!r} have the same x in one series: change a series."
                 )
     if suite.figure and not seen:
-        raise NearkinError(f"In {where} there is a figure and no row has x: write x = number in the rows of its curve.")
+        raise NearkinError(f"In {where} there is a figure but no row has x: write x = number in the rows of its curve.")
 
 
-def _part(name: str, table: Any, where: str) -> Part:
+def _data(name: str, table: Any, where: str) -> SuiteData:
     where = f"{where}, data.{name}"
-    _check(table, _PART, where, needed=("metrics",))
+    _check(table, _DATA, where, needed=("metrics",))
     if not table["metrics"]:
-        raise NearkinError(f'In {where} metrics is empty: name what is shown, as in ["R@1", "MAP@R"].')
+        raise NearkinError(f'In {where} metrics is empty: name what to show, as in ["R@1", "MAP@R"].')
     for metric in table["metrics"]:
         _metric(metric, where)
-    return Part(name, table.get("read", name), tuple(table["metrics"]), _settings(table, where))
+    return SuiteData(name, table.get("read", name), tuple(table["metrics"]), _settings(table, where))
 
 
 def _repeat(rows: Sequence[Any], where: str) -> Iterator[Any]:
@@ -308,7 +310,7 @@ def _repeat(rows: Sequence[Any], where: str) -> Iterator[Any]:
             continue
         each = row["each"]
         if not isinstance(each, dict) or not all(isinstance(values, list) for values in each.values()):
-            raise NearkinError(f"In {where} each is a table of lists, not {each!r}.")
+            raise NearkinError(f"In {where} each must be a table of lists, not {each!r}.")
         rest = {key: value for key, value in row.items() if key != "each"}
         for values in itertools.product(*each.values()):
             filled = _fill(rest, dict(zip(each, values, strict=True)))
@@ -326,26 +328,26 @@ def _fill(value: Any, names: Mapping[str, Any]) -> Any:
     return _NAME.sub(lambda found: str(names.get(found[1], found[0])), value)
 
 
-def _methods(spec: Any, parts: Mapping[str, Part], define: Mapping[str, Any]) -> dict[str, Any]:
+def _methods(spec: Any, data: Mapping[str, SuiteData], define: Mapping[str, Any]) -> dict[str, Any]:
     """The method per data set, with the suite's definitions filled in."""
     methods = {}
-    for data, text in (dict.fromkeys(parts, spec) if isinstance(spec, str) else spec).items():
-        texts = {name: value.get(data) if isinstance(value, dict) else value for name, value in define.items()}
-        methods[data] = _fill(text, {name: value for name, value in texts.items() if value is not None})
+    for dataset, text in (dict.fromkeys(data, spec) if isinstance(spec, str) else spec).items():
+        texts = {name: value.get(dataset) if isinstance(value, dict) else value for name, value in define.items()}
+        methods[dataset] = _fill(text, {name: value for name, value in texts.items() if value is not None})
     return methods
 
 
-def _row(table: Any, backbone: str, parts: Mapping[str, Part], define: Mapping[str, Any], where: str) -> Row:
+def _row(table: Any, backbone: str, data: Mapping[str, SuiteData], define: Mapping[str, Any], where: str) -> Row:
     where = f"{where}, row {table.get('name', '?')!r}" if isinstance(table, dict) else where
     _check(table, _ROW, where, needed=("name",))
-    methods = _methods(table.get("method", {}), parts, define)
+    methods = _methods(table.get("method", {}), data, define)
     for what, by_data in (("method", methods), ("paper", table.get("paper", {}))):
         for name in by_data:
-            if name not in parts:
-                raise NearkinError(f"In {where} {what}.{name} is for no data set of the suite.{nearest(name, parts)}")
+            if name not in data:
+                raise NearkinError(f"In {where} {what}.{name} names no data set of the suite.{nearest(name, data)}")
     for spec in methods.values():
         if not isinstance(spec, str):
-            raise NearkinError(f"In {where} method is {_words(_ROW['method'])}, not {spec!r}.")
+            raise NearkinError(f"In {where} method must be {_words(_ROW['method'])}, not {spec!r}.")
         if unknown := _NAME.search(spec):
             raise NearkinError(f"In {where} nothing defines {unknown[0]}: write it in [define] or in each.")
         parse(spec)
@@ -373,7 +375,7 @@ def _numbers(table: Any, where: str) -> dict[str, Published]:
         _metric(name, where)
         pair = value if isinstance(value, list) else [value]
         if len(pair) not in (1, 2) or not all(fits(v, float) for v in pair):
-            raise NearkinError(f"In {where} {name} is a percentage, or [percentage, spread], not {value!r}.")
+            raise NearkinError(f"In {where} {name} must be a percentage, or [percentage, spread], not {value!r}.")
         numbers[name] = Published(*map(float, pair))
     return numbers
 
@@ -386,23 +388,23 @@ def _number(text: str) -> float | str:
         return text
 
 
-def _other_methods(rows: Mapping[str, Row], parts: Mapping[str, Part], backbone: str) -> dict[str, Row]:
+def _other_methods(rows: Mapping[str, Row], data: Mapping[str, SuiteData], backbone: str) -> dict[str, Row]:
     known = {parse(spec).name for row in rows.values() for spec in row.methods.values()}
     others = [name for name in sorted({**LOSSES, **STRATEGIES}) if name not in known]
     plain = Row("", {}, {}, {}, backbone, None, "after", "", "", False, None, "")
-    return {name: replace(plain, name=name, methods=dict.fromkeys(parts, name)) for name in others}
+    return {name: replace(plain, name=name, methods=dict.fromkeys(data, name)) for name in others}
 
 
 def _settings(table: Mapping[str, Any], where: str) -> dict[str, Any]:
     settings: dict[str, Any] = table.get("settings", {})
-    for name in OWN:
+    for name in NO_SETTINGS:
         if name in settings:
             raise NearkinError(f"In {where} {name} is not a setting: a suite has rows, data sets, metrics and seeds.")
     return settings
 
 
 def _metric(name: Any, where: str) -> None:
-    """Refuse what is no metric; words may stand behind its name."""
+    """Raise if this is not the name of a metric, which words may follow."""
     metric = RunMetric.parse(name).metric if isinstance(name, str) else name
     try:
         parse_metric(metric)
@@ -412,16 +414,16 @@ def _metric(name: Any, where: str) -> None:
 
 def _check(table: Any, known: Mapping[str, Any], where: str, needed: tuple[str, ...] = ()) -> None:
     if not isinstance(table, dict):
-        raise NearkinError(f"In {where} a table of keys and values belongs, not {table!r}.")
+        raise NearkinError(f"In {where} a table of keys and values is needed, not {table!r}.")
     for name, value in table.items():
         if name not in known:
             raise NearkinError(f"In {where} there is no {name!r}.{nearest(name, known)} See the suites of nearkin.")
         if not fits(value, known[name]):
-            raise NearkinError(f"In {where} {name} is {_words(known[name])}, not {value!r}.")
+            raise NearkinError(f"In {where} {name} must be {_words(known[name])}, not {value!r}.")
     for name in needed:
         if name not in table:
             raise NearkinError(f"In {where} {name} is missing.")
 
 
 def _words(hint: Any) -> str:
-    return {dict: "a table", list: "a list", str | dict: "a spec, or one a data set"}.get(hint) or words(hint)
+    return {dict: "a table", list: "a list", str | dict: "a spec, or one per data set"}.get(hint) or words(hint)

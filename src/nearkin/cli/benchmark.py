@@ -55,19 +55,19 @@ def bench(
     }
     reporter = progress_reporter()
     if show:
-        board = runner.board(suite, out=out, **chosen)
+        results = runner.suite_results(suite, out=out, **chosen)
     else:
-        board = runner.bench(suite, data=data or (), budget=budget, out=out, reporter=reporter, **chosen)
-        if board.stopped:
-            reporter.note(f"Stopped: {board.stopped}. Run the same command again to continue.")
-    tables = suite_tables(board)
+        results = runner.bench(suite, data=data or (), budget=budget, out=out, reporter=reporter, **chosen)
+        if results.stopped:
+            reporter.note(f"Stopped: {results.stopped}. Run the same command again to continue.")
+    tables = suite_tables(results)
     if form == "terminal":
         Console().print(terminal(tables))
     else:
         print(markdown(tables) if form == "markdown" else latex(tables))
-    if not rows and (written := write_suite(board, out)):  # a selection of rows must not replace the whole table
+    if not rows and (written := write_suite(results, out)):  # a selection of rows must not replace the whole table
         reporter.note(f"Written: {', '.join(map(str, written))}")
-    if board.failed:
+    if results.failed:
         raise typer.Exit(1)
 
 

@@ -1,0 +1,70 @@
+"""Results files: reading, damaged lines, merging."""
+
+import pytest
+from benchmark.tiny_suite import append_all
+
+from nearkin.benchmark.results import append_result, merge, read_results
+from nearkin.errors import NearkinError
+
+
+def test_an_incomplete_last_line_is_ignored_and_a_damaged_one_named(tmp_path):
+    path = tmp_path / "results.jsonl"
+    append_all(path, [run_line("a", 1), run_line("b", 2)])
+    with path.open("a") as file:
+        file.write('{"id": "c", "v"')
+    assert list(read_results(path)) == ["a", "b"]
+    append_result(path, run_line("a", 3))
+    assert [r["seed"] for r in read_results(path).values()] == [3, 2]
+    assert path.read_text().count("\n") == 3
+    assert read_results(tmp_path / "none.jsonl") == {}
+
+
+@pytest.mark.parametrize(
+    "line", [b"what is this", b'{"id": "abc"}', b'{"id": 1, "seed": 0, "scores": 3}', b"[1]", b"\xff{}"]
+)
+def test_a_line_that_is_not_a_run_is_named(tmp_path, line):
+    path = tmp_path / "results.jsonl"
+    append_all(path, [run_line("a")])
+    path.write_bytes(path.read_bytes() + line + b"\n")
+    with pytest.raises(NearkinError, match="Line 2 of"):
+        merge([path], tmp_path / "out.jsonl")
+
+
+def test_a_run_without_the_last_newline_is_a_run(tmp_path):
+    path = tmp_path / "results.jsonl"
+    append_all(path, [run_line("a"), run_line("b")])
+    path.write_text(path.read_text().rstrip("\n"))
+    assert list(read_results(path)) == ["a", "b"]
+    append_result(path, run_line("c"))
+    assert list(read_results(path)) == ["a", "b", "c"]
+
+
+def run_line(key, seed=0, *, hardware="CPU", **scores):
+    scores = {name.replace("_", "@"): value for name, value in scores.items()}
+    return {"id": key, "data": "cub", "method": "proxy_anchor", "seed": seed, "hardware": hardware, "scores": scores}
+
+
+def test_results_of_two_machines_are_merged(tmp_path):
+    append_all(tmp_path / "a" / "results.jsonl", [run_line("x", R_1=60.0), run_line("y", 1, R_1=61.0)])
+    append_all(
+        tmp_path / "b" / "results.jsonl",
+        [run_line("y", 1, R_1=61.0, R_2=70.0), run_line("z", 2, R_1=62.0), run_line("x", hardware="GPU", R_1=59.0)],
+    )
+    (tmp_path / "b" / "queries").mkdir()
+    (tmp_path / "b" / "queries" / "z.safetensors").write_bytes(b"values")
+    merged = merge(
+        [tmp_path / "a" / "results.jsonl", tmp_path / "b" / "results.jsonl"], tmp_path / "c" / "results.jsonl"
+    )
+    assert merged.runs == 3
+    (sentence,) = merged.conflicts
+    assert "proxy_anchor on cub with seed 0: R@1 60.00 (CPU) is kept and 59.00 (GPU)" in sentence
+    found = read_results(tmp_path / "c" / "results.jsonl")
+    assert found["x"]["scores"] == {"R@1": 60.0}
+    assert found["y"]["scores"] == {"R@1": 61.0, "R@2": 70.0}
+    assert (tmp_path / "c" / "queries" / "z.safetensors").read_bytes() == b"values"
+    again = merge(
+        [tmp_path / "c" / "results.jsonl", tmp_path / "a" / "results.jsonl"], tmp_path / "c" / "results.jsonl"
+    )
+    assert again == (3, ())
+    with pytest.raises(NearkinError, match="no results file"):
+        merge([tmp_path / "d.jsonl"], tmp_path / "c" / "results.jsonl")
