@@ -1,6 +1,5 @@
-"""The four spaces embeddings can live in, and the precision that similarities and state never fall below."""
+"""The four spaces embeddings can live in, and the precision that similarities never fall below."""
 
-from collections.abc import Callable
 from enum import StrEnum
 from typing import Self
 
@@ -85,14 +84,3 @@ def norm(v: Tensor) -> Tensor:
 def at_least_float32(v: Tensor) -> Tensor:
     """Raise lower precision to float32; float64 stays."""
     return v if v.dtype in (torch.float32, torch.float64) else v.float()
-
-
-def never_lower(fn: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-    """Wrap what `.half()` or `.bfloat16()` applies to a module's state: move the device, keep the precision."""
-
-    def keep(t: Tensor) -> Tensor:
-        out = fn(t)
-        low = out.is_floating_point() and out.dtype not in (torch.float32, torch.float64)
-        return t.to(out.device) if low else out
-
-    return keep

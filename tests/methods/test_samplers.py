@@ -106,7 +106,7 @@ def test_classes_are_drawn_equally_often_over_epochs() -> None:
     [
         (lambda: shuffled(UNEVEN, 41, seed=0), "cannot be drawn from 40"),
         (lambda: shuffled(UNEVEN, 0, seed=0), "at least 1"),
-        (lambda: shuffled(UNEVEN, 4, seed=-1), "from 0 on"),
+        (lambda: shuffled(UNEVEN, 4, seed=-1), "integers of at least 0"),
         (lambda: per_class(UNEVEN, 10, images=3, seed=0), "does not divide"),
         (lambda: per_class(UNEVEN, 10, images=0, seed=0), "does not divide"),
         (lambda: per_class(UNEVEN, 16, images=2, seed=0), "needs 8 classes and there are 7: .* at most 14"),

@@ -23,7 +23,7 @@ def method(spec: str, *, classes: int, dim: int, space: str | None = None) -> Me
 
 def _build(call: Call, sizes: Mapping[str, int], space: Space | None) -> Method:
     entry: Callable[..., Method] = look_up(call.name, METHODS, what="method")
-    options = resolve_options(call, entry, given=sizes)
+    options = resolve_options(call, entry, reserved=sizes)
     required = {name: value for name, value in sizes.items() if name in option_names(entry)}
     inner = [_build(arg, sizes, space) for arg in call.args]
     if call.name in LOSSES:

@@ -1,20 +1,20 @@
-"""Proxies: trainable class representatives, K to a class, grouped by class, never below float32."""
-# MERGED: Greedy k-center: points that cover a set well, for many sets at once and without a loop over them.
+"""Trainable proxies, K per class, and greedy k-center selection for choosing them from samples."""
 
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from nearkin.errors import NearkinError, zero_or_more
 from nearkin.methods.relation import References
-from nearkin.space import at_least_float32, never_lower
+from nearkin.methods.state import PreciseModule
+from nearkin.space import at_least_float32
 
 Initial = Literal["normal", "means"]
 
 
-class Proxies(nn.Module):
+class Proxies(PreciseModule):
     """Vectors [C·K, D] with their labels; class c owns rows c·K … c·K + K − 1.
 
     `speed` multiplies the learning rate (Proxy-Anchor's code: 100). `initial="normal"` draws N(0, 2/(C·K)) as that code
@@ -30,7 +30,7 @@ class Proxies(nn.Module):
         super().__init__()
         if classes < 1 or dim < 1 or per_class < 1:
             raise NearkinError(
-                f"Proxies need at least one class, dimension and proxy a class: got {classes=} {dim=} {per_class=}."
+                f"Proxies need at least one class, dimension and proxy per class: got {classes=} {dim=} {per_class=}."
             )
         zero_or_more("Proxies", speed=speed)
         self.per_class, self.speed, self.initial = per_class, speed, initial
@@ -44,12 +44,12 @@ class Proxies(nn.Module):
         return len(self.labels) // self.per_class
 
     def references(self) -> References:
-        """All proxies, as what a batch is compared with."""
+        """All proxies as references."""
         return References(self.vectors, self.labels, None, self.per_class)
 
     @torch.no_grad()
     def from_data(self, embed: Callable[[], Tensor], labels: Tensor) -> None:
-        """Once, where asked for: proxy k of a class becomes the mean of every K-th sample of it, from the k-th on."""
+        """If initial="means", set proxy k of each class to the mean of samples k, k+K, k+2K, … of the class, once."""
         if bool(self.drawn):
             return
         x = at_least_float32(embed())
@@ -61,28 +61,25 @@ class Proxies(nn.Module):
         slot = labels * self.per_class + position % self.per_class
         sums = torch.zeros_like(self.vectors).index_add_(0, slot, x.to(self.vectors.dtype))
         sizes = torch.bincount(slot, minlength=len(self.vectors))[:, None]
-        # A class with fewer samples than proxies keeps random proxies for the rest.
+        # A class with fewer samples than proxies keeps its other proxies random.
         self.vectors.copy_(torch.where(sizes > 0, sums / sizes.clamp_min(1), self.vectors))
         self.drawn.fill_(True)
 
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
-        return super()._apply(never_lower(fn), recurse)  # type: ignore[no-untyped-call]
-
 
 TAKEN = -1.0
-"""The distance of a point that is chosen, or is no point at all: below every distance, so never the farthest."""
+"""The distance of a chosen or missing point: below every distance, so it is never the farthest."""
 
 
 def distances(u: Tensor, v: Tensor) -> Tensor:
-    """Euclidean distances [C, n, m] of points [C, n, D] and [C, m, D]; by differences, so equal points are at 0."""
+    """Euclidean distances [C, n, m] of points [C, n, D] and [C, m, D]; exactly 0 for equal points."""
     return torch.cdist(u, v, compute_mode="donot_use_mm_for_euclid_dist")
 
 
 def farthest_first(between: Tensor, nearest: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Choose `count` points of each set, always the farthest from all that is chosen; of equals the first.
+    """Choose `count` points of each set, always the farthest from all chosen ones; ties go to the first.
 
-    `between` [C, n, n] are distances within each set, `nearest` [C, n] those to what is chosen already: infinite where
-    nothing is, TAKEN where there is no point. Gives the choice [C, count] and the radius after each [C, count].
+    `between` [C, n, n] are distances within each set; `nearest` [C, n] distances to the nearest point chosen already:
+    infinite if there is none, TAKEN for a missing point. Returns the choice and the radius after each, [C, count] each.
     """
     picks = nearest.new_empty(len(nearest), count, dtype=torch.int64)
     radii = nearest.new_empty(len(nearest), count)
@@ -96,7 +93,7 @@ def farthest_first(between: Tensor, nearest: Tensor, count: int) -> tuple[Tensor
 
 
 def k_center(points: Tensor, seeds: Tensor, count: int) -> Tensor:
-    """Numbers [C, count] of the points [C, n, D] that, added one by one to the seeds [C, S, D], reduce the radius most.
+    """Indices [C, count] of the points [C, n, D] that, added one by one to the seeds [C, S, D], reduce the radius most.
 
     No point is chosen twice; `count` is at most n.
     """

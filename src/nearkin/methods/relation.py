@@ -1,9 +1,9 @@
-"""The pivot: every objective compares a batch of samples with some references.
+"""Samples × references: the record that every objective is written on.
 
 References are the batch itself (pair losses), proxies, a memory or representatives. `relate` turns a batch and its
 references into one record, the `Relation`, and objectives are short pure functions of it. They reduce only through the
-functions at the end of this file (log-sum-exp, sum, max, min, count; by row or by column), which is what would let many
-ranks hold a slice of the columns each.
+functions at the end of this file (log-sum-exp, sum, max, min, count; per row or per column), so that several ranks
+could each hold a slice of the columns.
 """
 
 from typing import Any, Literal, NamedTuple
@@ -17,34 +17,34 @@ from nearkin.space import Space, norm
 By = Literal["row", "column"]
 
 EMPTY = -1
-"""The label of a reference slot that holds nothing: neither positive nor negative to any sample."""
+"""The label of an empty reference slot, which is neither positive nor negative for any sample."""
 
 
 class References(NamedTuple):
     """What a batch is compared with."""
 
     vectors: Tensor  # [R, D]
-    labels: Tensor  # [R] int64; EMPTY where a slot holds nothing
-    rows: Tensor | None = None  # [R] the batch row a reference is, -1 where it is none
-    per_class: int = 0  # K, where references are proxies grouped by class; else 0
+    labels: Tensor  # [R] int64; EMPTY for empty slots
+    rows: Tensor | None = None  # [R] batch row of each reference, -1 if it is not in the batch
+    per_class: int = 0  # K, if the references are proxies grouped by class; else 0
 
 
 class Relation(NamedTuple):
-    """Samples × references: similarities and who is kin."""
+    """Similarities of samples and references, and which pairs are positive or negative."""
 
-    s: Tensor  # [B, R] similarity; float32, or float64 where the input is
+    s: Tensor  # [B, R] similarity; float32, or float64 if the input is
     pos: Tensor  # [B, R] bool: same class, never a sample with itself
     neg: Tensor  # [B, R] bool: other class (not ~pos: self pairs and empty slots are neither)
     rows: Tensor  # [B] labels of the samples
     columns: Tensor  # [R] labels of the references
     x: Tensor  # [B, D] the samples, projected into the space
     vectors: Tensor  # [R, D] the references, projected into the space
-    per_class: int  # K, where references are proxies grouped by class; else 0
+    per_class: int  # K, if the references are proxies grouped by class; else 0
     space: Space = Space.COSINE
 
     @property
     def T(self) -> "Relation":  # noqa: N802 (as Tensor.T)
-        """The sides swapped: where the references are the anchors."""
+        """The relation with its sides swapped, so that the references are the anchors."""
         sides = (self.columns, self.rows, self.vectors, self.x)
         return Relation(self.s.T, self.pos.T, self.neg.T, *sides, 0, self.space)
 
@@ -52,17 +52,17 @@ class Relation(NamedTuple):
 class _Compare(torch.autograd.Function):
     """Points v = w/n of the references [R, D], n = max(‖w‖, floor), and products x·v [B, R], as one node.
 
-    With g = ∂L/∂v, the products' part included, ∂L/∂w = (g − (g·v) v)/n, or g/n below the floor. Taken step by step
-    that holds five copies of the references at once; here it goes block by block from w itself, and v is not kept.
+    With g = ∂L/∂v, including the part from the products, ∂L/∂w = (g − (g·v) v)/n, or g/n below the floor. Autograd
+    would hold five copies of the references at once; here the gradient is computed block by block from w.
     """
 
-    BLOCK = 2**21  # numbers in a block: large enough for a GPU, small beside the references of a large data set
+    BLOCK = 2**21  # numbers per block: large enough for a GPU, small compared with the references of a large data set
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, w: Tensor, floor: float) -> tuple[Tensor, Tensor]:
         ctx.save_for_backward(x, w)
         ctx.floor = floor
-        ctx.set_materialize_grads(False)  # most objectives use the products alone
+        ctx.set_materialize_grads(False)  # most objectives use only the products
         v = w / norm(w).clamp_min(floor)
         return x @ v.T, v
 
@@ -95,7 +95,7 @@ def _compare(x: Tensor, w: Tensor, floor: float) -> tuple[Tensor, Tensor]:
 
 def relate(x: Tensor, y: Tensor, refs: References, space: Space) -> Relation:
     """Compare embeddings x [B, D] of classes y [B] with the references."""
-    with torch.autocast(x.device.type, enabled=False):  # inside a user's autocast, too, s is float32
+    with torch.autocast(x.device.type, enabled=False):  # s is float32 inside a user's autocast, too
         dtype = torch.float64 if torch.float64 in (x.dtype, refs.vectors.dtype) else torch.float32
         a, w = space.project(x.to(dtype)), refs.vectors.to(dtype)
         products, v = (a @ w.T, w) if space.norm_floor is None else _compare(a, w, space.norm_floor)
@@ -108,12 +108,12 @@ def relate(x: Tensor, y: Tensor, refs: References, space: Space) -> Relation:
 
 
 def batch_references(x: Tensor, y: Tensor) -> References:
-    """The batch as its own references: each column is the batch row of the same number."""
+    """The batch as its own references: column j is batch row j."""
     return References(x, y, torch.arange(len(y), device=y.device))
 
 
 def squared_distance(r: Relation) -> Tensor:
-    """Squared Euclidean distance [B, R], never negative: 2 − 2s, and by norms where s is the inner product."""
+    """Squared Euclidean distance [B, R], never negative: 2 − 2s, or from norms if s is an inner product."""
     if r.space.is_monotone_in_distance:
         return (2 - 2 * r.s).clamp_min(0)
     norms = r.x.square().sum(-1)[:, None] + r.vectors.square().sum(-1)
@@ -121,16 +121,16 @@ def squared_distance(r: Relation) -> Tensor:
 
 
 def distance(r: Relation) -> Tensor:
-    """Euclidean distance [B, R]; where two points coincide it is tiny and its gradient zero."""
+    """Euclidean distance [B, R]; for coinciding points it is tiny with zero gradient."""
     return squared_distance(r).clamp_min(1e-12).sqrt()
 
 
 def weighted(z: Tensor, weights: Tensor | None) -> Tensor:
-    """What stands in an exponent or a hinge, times the weights where a strategy gives any."""
+    """An exponent or the inside of a hinge, times the weights if a strategy provides any."""
     return z if weights is None else weights * z
 
 
-# Reductions. `by="row"` gives one value a sample [B], `by="column"` one a reference [R]; only where the mask is set.
+# Reductions over the mask. `by="row"` gives one value per sample [B], `by="column"` one per reference [R].
 
 
 def _axis(by: By) -> int:
@@ -138,51 +138,51 @@ def _axis(by: By) -> int:
 
 
 def count(mask: Tensor, by: By) -> Tensor:
-    """How many pairs of the mask, as float32."""
+    """Number of pairs in the mask, as float32."""
     return mask.sum(_axis(by), dtype=torch.float32)
 
 
 def total(z: Tensor, mask: Tensor, by: By) -> Tensor:
-    """Sum over the mask; 0 where it is empty."""
+    """Sum over the mask; 0 if it is empty."""
     return torch.where(mask, z, 0).sum(_axis(by))
 
 
 def total_of(z: Tensor, mask: Tensor | None = None) -> Tensor:
-    """Sum of everything, or of everything in the mask, as a scalar."""
+    """Sum over the mask, or over all pairs, as a scalar."""
     return (z if mask is None else torch.where(mask, z, 0)).sum()
 
 
 def largest(z: Tensor, mask: Tensor, by: By) -> Tensor:
-    """Maximum over the mask; −inf where it is empty."""
+    """Maximum over the mask; −inf if it is empty."""
     return torch.where(mask, z, -torch.inf).amax(_axis(by))
 
 
 def smallest(z: Tensor, mask: Tensor, by: By) -> Tensor:
-    """Minimum over the mask; +inf where it is empty."""
+    """Minimum over the mask; +inf if it is empty."""
     return torch.where(mask, z, torch.inf).amin(_axis(by))
 
 
 def top_of_row(z: Tensor, mask: Tensor, k: Tensor) -> Tensor:
-    """Mask of the k [B] largest of each row within the mask, or all where there are fewer; equals by column number."""
+    """Mask of the k [B] largest per row within the mask, or all if there are fewer; ties by column number."""
     order = torch.where(mask, z, -torch.inf).argsort(dim=1, descending=True, stable=True)
     place = torch.arange(z.shape[1], device=z.device).expand_as(order)
     return mask & (torch.empty_like(order).scatter_(1, order, place) < k[:, None])
 
 
 def log_sum_exp(z: Tensor, mask: Tensor, by: By) -> Tensor:
-    """log Σ exp z over the mask, without overflow; −1e30 or so, with zero gradient, where it is empty."""
+    """log Σ exp z over the mask, without overflow; about −1e30, with zero gradient, if it is empty."""
     dim = _axis(by)
-    z = torch.where(mask, z, -1e30)  # −inf would make the gradient of nothing NaN
+    z = torch.where(mask, z, -1e30)  # −inf would make the gradient of an empty sum NaN
     top = z.detach().amax(dim, keepdim=True)
-    # On CPU exp is up to 40 times slower where it underflows, as at every masked pair; e⁻⁸⁰ counts for nothing.
+    # On CPU exp is up to 40 times slower where it underflows, as at every masked pair; e⁻⁸⁰ is negligible.
     return top.squeeze(dim) + torch.exp((z - top).clamp_min(-80)).sum(dim).log()
 
 
 def log1p_sum_exp(z: Tensor, mask: Tensor, by: By) -> Tensor:
-    """log(1 + Σ exp z) over the mask, without overflow; 0 where it is empty."""
-    return F.softplus(log_sum_exp(z, mask, by), threshold=50)  # beyond 50 the 1 is below float64's last digit
+    """log(1 + Σ exp z) over the mask, without overflow; 0 if it is empty."""
+    return F.softplus(log_sum_exp(z, mask, by), threshold=50)  # above 50 the 1 is below float64's precision
 
 
 def mean_where(values: Tensor, present: Tensor) -> Tensor:
-    """Mean of the entries that are present; 0, with zero gradient, where none is."""
+    """Mean of the entries that are present; 0, with zero gradient, if there are none."""
     return torch.where(present, values, 0).sum() / present.sum().clamp_min(1)

@@ -7,7 +7,7 @@ from nearkin import method
 from nearkin.methods.base import Step
 from nearkin.methods.losses.contrastive import hard_negatives
 from nearkin.methods.losses.margin import draw, probabilities, uniform
-from nearkin.methods.losses.multi_similarity import mined
+from nearkin.methods.losses.multi_similarity import mine
 from nearkin.methods.losses.triplet import memberships
 from nearkin.methods.relation import EMPTY, References, batch_references, distance, relate, squared_distance, top_of_row
 from nearkin.space import Space
@@ -54,7 +54,7 @@ def test_top_of_row(kind, seed):
 @pytest.mark.parametrize("seed", SEEDS)
 def test_multi_similarity(kind, seed):
     r = relation(kind, seed)
-    pos, neg = mined(r, epsilon=0.1)
+    pos, neg = mine(r, epsilon=0.1)
     for i in range(len(r.rows)):
         kin, others = sides(r, i)
         hard_kin = [j for j in kin if others and r.s[i, j] - 0.1 < max(r.s[i, k] for k in others)]

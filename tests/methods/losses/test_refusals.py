@@ -25,7 +25,7 @@ def built(name, **chosen):
 @pytest.mark.parametrize(("name", "option"), [(n, o) for n in LOSSES for o in SHARPNESS if o in options(n)])
 @pytest.mark.parametrize("value", [-1.0, -1e-9, -math.inf, math.inf, math.nan])
 def test_an_exponent_keeps_its_sign(name, option, value):
-    with pytest.raises(NearkinError, match=rf"^{name}: {option} is a number [^.]*, not {value}\.$"):
+    with pytest.raises(NearkinError, match=rf"^{name}: {option} must be a number [^.]*, not {value}\.$"):
         built(name, **{option: value})
 
 
@@ -46,14 +46,14 @@ def test_an_exponent_keeps_its_sign(name, option, value):
 )  # fmt: skip
 def test_nonsense_is_refused(spec):
     name, option = spec.split("(")[0], spec.split("(")[1].split("=")[0]
-    with pytest.raises(NearkinError, match=f"^{name}: {option} is a number"):
+    with pytest.raises(NearkinError, match=f"^{name}: {option} must be a number"):
         method(spec, classes=4, dim=3)
-    with pytest.raises(NearkinError, match=f"^{name}: {option} is a number"):
+    with pytest.raises(NearkinError, match=f"^{name}: {option} must be a number"):
         method(f"xbm({spec})", classes=4, dim=3)
 
 
 @pytest.mark.parametrize("name", [name for name in LOSSES if "per_class" in options(name)])
-def test_proxies_are_at_least_one_a_class_and_learn_forwards(name):
+def test_proxies_are_at_least_one_per_class_and_learn_forwards(name):
     for value in (0, -1):
         with pytest.raises(NearkinError, match="at least one class, dimension and proxy"):
             built(name, per_class=value)

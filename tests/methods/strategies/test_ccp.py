@@ -16,7 +16,7 @@ from nearkin.files import read_json, read_tensors
 from nearkin.methods.base import Step
 from nearkin.methods.catalogue import method
 from nearkin.methods.proxies import k_center
-from nearkin.methods.strategies.ccp import BETTER, draw, ends, pool_size
+from nearkin.methods.strategies.ccp import BETTER, draw, pool_size, sub_problem_ends
 from nearkin.space import Space
 
 CLASSES, EACH, INPUTS, DIM = 4, 6, 5, 3
@@ -152,7 +152,8 @@ def test_a_run_is_that_of_the_naive_loop():
         torch.testing.assert_close(toy.method.proxies.vectors.detach(), run.proxies)
         torch.testing.assert_close(toy.model.weight.detach(), run.theta)
     assert int(toy.method.problems) == run.patience.problem == 4
-    assert [3 * (b - a) for a, b in zip([0, *ends(scores, 3)], ends(scores, 3), strict=False)] == run.lengths
+    ends = sub_problem_ends(scores, 3)
+    assert [3 * (b - a) for a, b in zip([0, *ends], ends, strict=False)] == run.lengths
 
 
 @pytest.mark.parametrize(
@@ -241,7 +242,7 @@ def test_where_sub_problems_end(patience):
     scores = (torch.randint(0, 6, (40,), generator=rng) * 0.7 * BETTER + 10).tolist()
     naive = oracle_ccp.Patience(patience, least=BETTER)
     want = [number for number, score in enumerate(scores, start=1) if naive.check(score) == "renew"]
-    assert ends(scores, patience) == want
+    assert sub_problem_ends(scores, patience) == want
     assert len(want) > 3
     toy = Toy(f"ccp(per_class=1, patience={patience})")
     toy.check()
@@ -265,7 +266,7 @@ def test_every_counts_checks_and_needs_no_score():
 def test_without_a_score_there_is_a_sentence(tmp_path):
     toy = Toy("ccp")
     toy.check()
-    with pytest.raises(NearkinError, match="there is none: set select=validation"):
+    with pytest.raises(NearkinError, match="there is no such score: set select=validation"):
         toy.check()
     with pytest.raises(NearkinError, match="set select=validation"):
         nk.train(data="glyphs(classes=48, samples=6)", method="ccp", device="cpu", out=tmp_path / "run")
@@ -388,7 +389,7 @@ def test_a_training_stopped_inside_a_sub_problem_goes_on_bit_for_bit(tmp_path, m
     }
     whole = nk.train(**settings, out=tmp_path / "whole")
     scores = [e["score"] for e in whole.events() if e["event"] == "check"]
-    over = ends(scores, 1)
+    over = sub_problem_ends(scores, 1)
     stop = next(n for n in range(over[0] + 1, len(scores)) if n not in over and n + 1 not in over)
     training = sys.modules["nearkin.training.loop"].Training
     step = training._one_step

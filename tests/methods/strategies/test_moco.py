@@ -118,9 +118,9 @@ def test_state_is_in_buffers_and_only_train_mode_moves_it():
     ("spec", "sentence"),
     [
         ("moco(contrastive)", "moco needs a loss with proxies; contrastive has none"),
-        ("moco(momentum=1.5)", "momentum is from 0 to 1, not 1.5"),
+        ("moco(momentum=1.5)", "momentum is a number from 0 to 1, not 1.5"),
         ("moco(queue=0)", "holds at least one entry"),
-        ("moco", r"call bind\(model\) before the first step, and give after_step the model and the images"),
+        ("moco", r"call bind\(model\) before the first step, and pass the model and the images to after_step"),
     ],
 )
 def test_what_it_cannot_do_is_a_sentence(spec, sentence):

@@ -19,7 +19,7 @@ from nearkin.methods.base import Step
 from nearkin.methods.catalogue import method
 from nearkin.methods.relation import References, relate
 from nearkin.methods.strategies import profs as module
-from nearkin.methods.strategies.profs import deals, mined, projection_steps
+from nearkin.methods.strategies.profs import deals, mine_classes, projection_steps
 from nearkin.space import Space
 
 UNEVEN = torch.tensor([4] * 1 + [2] * 2 + [0] * 3 + [3] * 10 + [1] * 7 + [5] * 4 + [6] * 13)
@@ -147,7 +147,7 @@ def test_hard_classes(unknown, at_once, seed):
     half = at_once // 2
     known = [None if offset[c].isneginf() else vectors[c] for c in range(12)]
     want = oracle.hard_classes(hand[:-half], known, at_once, spare=hand[-half:])
-    got = mined(vectors, offset, hand).tolist()
+    got = mine_classes(vectors, offset, hand).tolist()
     assert len(set(got)) == at_once
     assert set(got) == set(want)
     assert set(got[:-half]) == set(want[: at_once - half]), "the drawn ones come first"
@@ -155,7 +155,7 @@ def test_hard_classes(unknown, at_once, seed):
 
 def test_of_equally_near_classes_the_lowest():
     vectors = torch.tensor([[0.0], [1.0], [-1.0], [1.0]])
-    got = mined(vectors, -vectors.square().sum(1) / 2, torch.tensor([0, 2]))
+    got = mine_classes(vectors, -vectors.square().sum(1) / 2, torch.tensor([0, 2]))
     assert got.tolist() == [0, 1]
 
 
@@ -163,7 +163,7 @@ def test_candidates_may_run_out():
     """Classes 1, 2 and 3 are drawn and known, 0 is spare and was never embedded: 4 is the only one to be brought."""
     vectors = torch.eye(7)
     offset = torch.tensor([-torch.inf, -0.5, -0.5, -0.5, -0.5, -torch.inf, -torch.inf])
-    assert mined(vectors, offset, torch.tensor([1, 2, 3, 6, 5, 0])).tolist() == [1, 2, 3, 4, 6, 5]
+    assert mine_classes(vectors, offset, torch.tensor([1, 2, 3, 6, 5, 0])).tolist() == [1, 2, 3, 4, 6, 5]
 
 
 def test_one_class_at_once_is_not_mined():
@@ -465,7 +465,7 @@ def test_eval_mode_moves_nothing():
     run.method.eval()
     run.method.after_step(Step(torch.randn(12, 3), UNEVEN[run.seen[-1]], model=run.model))
     assert all(torch.equal(value, before[key]) for key, value in run.method.state_dict().items())
-    assert run.method.done == 3
+    assert run.method.count_on_host == 3
 
 
 def test_without_a_weight_there_is_no_anchor():

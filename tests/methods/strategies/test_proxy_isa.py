@@ -244,15 +244,15 @@ def test_steps_per_epoch_can_be_given():
         assert bool((m.memory.labels >= 0).any()) == (number >= 2)
 
 
-def test_a_loop_that_never_tells_is_told():
+def test_a_loop_without_epochs_is_refused():
     m = build()
     x, y, _ = next(batches(1))
     assert m(x, y).isfinite()
-    with pytest.raises(NearkinError, match="call at_check before the first step, or give steps_per_epoch"):
+    with pytest.raises(NearkinError, match="call at_check before the first step, or set steps_per_epoch"):
         m.after_step(Step(x, y))
 
 
-def test_a_loaded_method_goes_on_where_it_was():
+def test_a_loaded_method_resumes():
     """All that grew with the data is taken over by a method that has not seen any."""
     m, other = told(build(size=16, **STRICT)), build(size=16, seed=1, **STRICT)
     everything = list(batches(20))
@@ -316,10 +316,10 @@ def test_the_filter_is_that_of_the_loss():
 @pytest.mark.parametrize(
     ("spec", "sentence"),
     [
-        ("proxy_isa(contrastive)", "one proxy a class; this one has none"),
-        ("proxy_isa(soft_triple(per_class=3))", "one proxy a class; this one has 3"),
-        ("proxy_isa(volume=1)", "volume is the most that E can become, above 1"),
-        ("proxy_isa(penalty=sigma)", "penalty is one of none, negative, effective, bounded, decayed"),
+        ("proxy_isa(contrastive)", "needs a loss with proxies; contrastive has none"),
+        ("proxy_isa(soft_triple(per_class=3))", "one proxy per class; this one has 3"),
+        ("proxy_isa(volume=1)", "volume, the upper limit of E, is a number above 1"),
+        ("proxy_isa(penalty=sigma)", "penalty must be one of none, negative, effective, bounded, decayed"),
         ("proxy_isa(size=0)", "at least one entry"),
     ],
 )

@@ -91,8 +91,8 @@ def test_proxies_are_buffers_and_begin_as_the_inner_loss_has_them():
     ("spec", "space", "sentence"),
     [
         ("proxy_updates(contrastive)", None, "needs a loss with proxies; contrastive has none"),
-        ("proxy_updates(mpa, order=2)", None, "closed forms .* mpa has others: use order=1"),
-        ("proxy_updates(order=3)", None, "order is one of 1, 2"),
+        ("proxy_updates(mpa, order=2)", None, "closed forms .* do not fit mpa: use order=1"),
+        ("proxy_updates(order=3)", None, "order must be one of 1, 2"),
         ("proxy_updates(steps=0)", None, "steps is at least 1"),
         ("proxy_updates(lr=0)", None, "lr and damping are above 0"),
         ("proxy_updates(order=2)", "inner", "cosine similarity, not for inner"),

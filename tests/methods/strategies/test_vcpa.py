@@ -335,14 +335,14 @@ def test_the_published_settings_are_the_defaults():
         (
             "vcpa(soft_triple)",
             None,
-            "Newton steps of vcpa are closed forms .* soft_triple has others: use newton=False",
+            "Newton steps of vcpa are closed forms .* do not fit soft_triple: use newton=False",
         ),
         ("vcpa(tau=-1)", None, "tau is at least 0"),
         ("vcpa(steps=0)", None, "steps and samples at least 1"),
         ("vcpa(sigma_min=0)", None, "sigma_min, damping and lr above 0"),
         ("vcpa(damping=0)", None, "sigma_min, damping and lr above 0"),
         ("vcpa(sigma=1e-6)", None, "sigma at least sigma_min"),
-        ("vcpa(soft_triple, newton=False, positives=batch)", None, "proxy_anchor's sums, which soft_triple does not"),
+        ("vcpa(soft_triple, newton=False, positives=batch)", None, "only to proxy_anchor, not to soft_triple"),
         ("vcpa", "ball", "cosine similarity, not for ball"),
     ],
 )

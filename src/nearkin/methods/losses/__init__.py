@@ -1,4 +1,4 @@
-"""The losses, one paper a file; a new one is a file and a row of this table."""
+"""Losses, one file per paper. To add one, write the file and add a row to LOSSES."""
 
 from nearkin.methods.base import Loss
 from nearkin.methods.losses.angular import Angular

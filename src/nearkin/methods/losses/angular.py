@@ -1,29 +1,29 @@
 """Angular. Wang, Zhou, Wen, Liu, Lin: Deep Metric Learning with Angular Loss. ICCV 2017.
 
-The angle at the negative corner of every triangle of a sample, its kin and a negative is held below α.
+Keeps the angle at the negative below α in every triangle of a sample, a positive and a negative.
 
     L = 1/|𝒫| Σ_{(i,j)∈𝒫} log(1 + Σ_{k∈N_i} exp f_ijk)  +  w L_n_pair
     f_ijk = 4 tan²α (x_i + v_j)·v_k − 2 (1 + tan²α) x_i·v_j
 
 Symbols
-    x, v samples and references as the space has them (unit vectors by default); N_i the references of other
-    classes than sample i; 𝒫 the pairs (i, j) of a sample and a reference of its class, for each i only the K of
-    smallest similarity s_ij where there are more (`positives`), |𝒫| at least 1; α the angle in degrees (`angle`).
+    x, v samples and references, projected into the space (unit vectors by default); N_i the references of other
+    classes than sample i; 𝒫 the pairs (i, j) of a sample and a reference of its class, for each i at most the K of
+    smallest similarity s_ij (`positives`), |𝒫| at least 1; α the angle in degrees (`angle`).
     A pair without negatives adds log 1 = 0 and counts in |𝒫|.
     w weight of the N-pair loss (`n_pair`), 1/|𝒫'| Σ_{(i,j)∈𝒫'} log(1 + Σ_{k∈N_i} exp(s_ik − s_ij)) over all pairs 𝒫'
     of a sample and a reference of its class, without the norm term.
     Weights ω multiply inside: 4 tan²α ω_ik (x_i + v_j)·v_k − 2 (1 + tan²α) ω_ij x_i·v_j; and s in the N-pair loss.
 
 Settings
-    α = 45°, 2 images a class; with N-pair, L_n_pair + 2 L (λ = 2 in public code): here w = 0.5, at twice the rate.
+    α = 45°, 2 images per class; with N-pair, L_n_pair + 2 L (λ = 2 in public code): here w = 0.5, at twice the rate.
 
 Departures
-    The N-pair term compares the same unit vectors; public code leaves them unnormalised there.
-    The paper pairs each sample with one positive; here with up to K = 8 of them, the hardest: all of them in
-    a usual batch, and a bound on memory, B·K·R numbers, where the references are a memory.
+    The N-pair term compares the same unit vectors; public code does not normalise them there.
+    The paper pairs each sample with one positive; here with its hardest, up to K = 8. That is all
+    of them in a usual batch, and bounds memory to B·K·R numbers if the references are a memory.
 
 Relations
-    `n_pair` compares inner products alone, without the third side v_j·v_k.
+    `n_pair` compares inner products only, without the third side v_j·v_k.
 """
 
 import math
@@ -38,7 +38,7 @@ from nearkin.methods.relation import Relation, log1p_sum_exp, mean_where
 
 
 def angular(r: Relation, *, angle: float, positives: int, weights: Tensor | None = None) -> Tensor:
-    """The first term of the loss: over each sample's hardest positives and all its negatives."""
+    """The first term of the loss, over the hardest positives and all negatives of each sample."""
     t = math.tan(math.radians(angle)) ** 2
     K = min(positives, r.s.shape[1])
     j = torch.where(r.pos, -r.s.detach(), -torch.inf).topk(K, dim=1).indices  # [B, K]
@@ -57,7 +57,7 @@ class Angular(Loss):
     """The angular loss, alone or with N-pair."""
 
     images_per_class = 2
-    one_a_class = True
+    one_per_class = True
 
     def __init__(self, *, angle: float = 45.0, n_pair: float = 0.0, positives: int = 8) -> None:
         super().__init__()

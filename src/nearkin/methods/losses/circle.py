@@ -1,14 +1,14 @@
 """Circle. Sun, Cheng, Zhang, Zhang, Zheng, Wang, Wei: Circle Loss: A Unified Perspective of Pair Similarity. CVPR 2020.
 
-Each similarity is weighed by how far it is from its optimum, which bends the decision boundary into a circle.
+Weights each similarity by its distance from its optimum, which makes the decision boundary a circle.
 
     L = mean_i log(1 + Σ_{k∈N_i} exp(γ a⁻_ik (s_ik − m)) · Σ_{j∈P_i} exp(−γ a⁺_ij (s_ij − (1 − m))))              (1)
     a⁺_ij = (1 + m − s_ij)_+,   a⁻_ik = (s_ik + m)_+                                                              (2)
 
 Symbols
-    P_i, N_i references of the same and of other classes than sample i; s cosine similarity; m relaxation
-    (`margin`); γ scale (`gamma`); the mean runs over the samples with both a positive and a negative and is 0 where
-    there is none. a⁺, a⁻ are constants of the gradient. Weights multiply the exponents of Eq. 1.
+    P_i, N_i references of the class of sample i and of other classes; s cosine similarity; m relaxation
+    (`margin`); γ scale (`gamma`); the mean is over samples with both a positive and a negative, or 0 if there is
+    none. a⁺, a⁻ are constants of the gradient. Weights multiply the exponents of Eq. 1.
 
 Settings
     m = 0.25, γ = 256 (faces), 128 (persons); m = 0.4, γ = 80 (CUB, Cars, SOP).
@@ -17,7 +17,7 @@ Departures
     None.
 
 Relations
-    Without a⁺, a⁻ this is `n_pair`'s softmax with several positives; `multi_similarity` treats the two sums apart.
+    Without a⁺, a⁻ this is `n_pair`'s softmax with several positives; `multi_similarity` keeps the two sums apart.
 """
 
 from torch import Tensor

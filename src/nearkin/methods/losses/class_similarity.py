@@ -1,6 +1,6 @@
-"""What losses with K proxies a class share: from proxies to classes, and the regulariser that holds a class together.
+"""Shared by losses with K proxies per class: class similarities from proxies, and the regulariser of a class's proxies.
 
-Numbers as in Saeki, Kawahara, Aman: Multi Proxy Anchor Family Loss for Several Types of Gradients. 2023.
+Equation numbers as in Saeki, Kawahara, Aman: Multi Proxy Anchor Family Loss for Several Types of Gradients. 2023.
 
     S(x, c) = Σ_k p_k s(x, w_ck),   p_k = exp(s(x, w_ck)/γ) / Σ_l exp(s(x, w_cl)/γ)                      soft   (1)
     S(x, c) = max_k s(x, w_ck)                                                                           max    (§3.2)
@@ -9,7 +9,7 @@ Numbers as in Saeki, Kawahara, Aman: Multi Proxy Anchor Family Loss for Several 
 
 On the unit sphere ‖w_cs − w_ct‖ = √(2 − 2 w_cs·w_ct), as Eq. 3 prints it. At K = 1 S is s and R is 0.
 
-At Stanford-Online-Products scale [B, C·K] and [C·K, D] are what memory goes into: Eq. 1 keeps s alone for its gradient,
+At Stanford-Online-Products scale [B, C·K] and [C·K, D] take most of the memory: Eq. 1 keeps only s for its gradient,
 Eq. 3 is C blocks of K × K.
 """
 
@@ -25,7 +25,7 @@ Similarity = Literal["soft", "max", "mean"]
 
 
 class _SoftMaximum(torch.autograd.Function):
-    """Eq. 1 over the last axis. The gradient p (1 + (s − S)/γ) forms p again instead of keeping it."""
+    """Eq. 1 over the last axis. The gradient p (1 + (s − S)/γ) recomputes p instead of keeping it."""
 
     @staticmethod
     def forward(ctx: Any, s: Tensor, gamma: float) -> Tensor:
@@ -42,7 +42,7 @@ class _SoftMaximum(torch.autograd.Function):
 
 
 class _Gram(torch.autograd.Function):
-    """Inner products [C, K, K] of each class's vectors [C, K, D]; one product in the gradient, not two."""
+    """Inner products [C, K, K] of the vectors of each class [C, K, D]; one product in the gradient, not two."""
 
     @staticmethod
     def forward(ctx: Any, w: Tensor) -> Tensor:
@@ -57,7 +57,7 @@ class _Gram(torch.autograd.Function):
 
 
 def by_class(r: Relation, *, similarity: Similarity = "max", gamma: float = 0.1) -> Relation:
-    """The relation with a column for each class in place of its K proxies; `vectors` stay the proxies."""
+    """The relation with one column per class in place of its K proxies; `vectors` stay the proxies."""
     K = r.per_class
     if K <= 1:
         return r
@@ -79,8 +79,10 @@ def class_weights(r: Relation, weights: Tensor | None) -> Tensor | None:
 
 
 def regulariser(r: Relation, *, tau: float) -> Tensor:
-    """τ times Eq. 3; zero gradient where two proxies coincide. Called before `by_class`, its gradient comes after, when
-    that of Eq. 1 is done with its memory."""
+    """τ times Eq. 3; zero gradient where two proxies coincide.
+
+    Call it before `by_class`: its gradient is then computed after that of Eq. 1 has freed its memory.
+    """
     K = r.per_class
     if K <= 1 or tau == 0:
         return r.s.new_zeros(())
@@ -91,12 +93,12 @@ def regulariser(r: Relation, *, tau: float) -> Tensor:
     return tau * total_of(d, pairs) / (len(G) * K * (K - 1))  # Eq. 3
 
 
-def own(z: Tensor, r: Relation) -> Tensor:
-    """The sample's own exponent [B]: the largest of its positives; 0 where it has none."""
+def positive_exponent(z: Tensor, r: Relation) -> Tensor:
+    """The largest exponent among the positives of each sample [B]; 0 if it has none."""
     return torch.where(count(r.pos, by="row") > 0, largest(z, r.pos, by="row"), 0)
 
 
-def cross_entropy(z_own: Tensor, z: Tensor, r: Relation) -> Tensor:
-    """−log(e^z_own / (e^z_own + Σ_neg e^z)), averaged over the samples that have a positive."""
+def cross_entropy(z_positive: Tensor, z: Tensor, r: Relation) -> Tensor:
+    """−log(e^z_positive / (e^z_positive + Σ_neg e^z)), averaged over samples with a positive."""
     rest = log_sum_exp(z, r.neg, by="row")
-    return mean_where(F.softplus(rest - z_own, threshold=50), count(r.pos, by="row") > 0)
+    return mean_where(F.softplus(rest - z_positive, threshold=50), count(r.pos, by="row") > 0)

@@ -1,19 +1,19 @@
 """Contrastive. Hadsell, Chopra, LeCun: Dimensionality Reduction by Learning an Invariant Mapping. CVPR 2006.
 
-Pairs of kin are pulled together, other pairs pushed apart up to a margin. Three forms are in use:
+Pulls pairs of the same class together and pushes other pairs apart up to a margin. Three forms are in use:
 
     c1       1/B Σ_i ( Σ_{j∈P_i} (1 − s_ij)_+ + Σ_{j∈N_i} (s_ij − m)_+ )                  XBM's, on cosine similarity
     c2       R{(d_ij − m⁺)_+ : j∈P_i} + R{(m⁻ − d_ij)_+ : j∈N_i}                          two margins, on distance
     squared  1/|𝒫| Σ_i ( Σ_{j∈P_i} d_ij² + Σ_{j∈N_i} (m⁻ − d_ij)_+² )                     PROFS, Eq. 3.1
 
 Symbols
-    B rows; P_i, N_i references of the same and of other classes than sample i; s similarity; d Euclidean distance;
+    B rows; P_i, N_i references of the class of sample i and of other classes; s similarity; d Euclidean distance;
     m margin on s (`margin`); m⁺, m⁻ margins on d (`positive`, `negative`);
-    R the mean over the non-zero terms of all i, j (`reduce="mean"`; 0 where there is none), or their sum
+    R the mean over the non-zero terms of all i, j (`reduce="mean"`; 0 if there is none), or their sum
     (`reduce="sum"`); 𝒫 all pairs of the sums, |𝒫| = Σ_i |P_i| + |N_i|, at least 1.
-    `mining="hard"`: N_i is only its |P_i| hardest, or all where there are fewer: those of largest s (c1) or smallest d
-    (c2, squared), of equal ones those with the smaller column number. A row without positives then has no negatives.
-    Weights multiply the inside of each (·)_+, and d before it is squared; not the choice of the hardest.
+    `mining="hard"`: N_i is reduced to its |P_i| hardest, or all if there are fewer: those of largest s (c1) or smallest
+    d (c2, squared); ties by column number. A row without positives then has no negatives.
+    Weights multiply the inside of each (·)_+, and d before it is squared; they do not affect mining.
 
 Settings
     c1: m = 0.5 (Wang et al., Cross-Batch Memory, CVPR 2020).
@@ -21,13 +21,13 @@ Settings
     squared: m⁻ = 1 on the unit sphere, `mining="hard"` (PROFS, §5.3).
 
 Departures
-    c1 leaves out the slack of 1e-5 on positives that XBM's and CCP's code have; only a sample's pair with itself is
-    dropped. XBM's code also leaves out the − m of a counted negative: another value, the same gradient.
-    The hard negatives are as many as the positives row by row, as PROFS takes them for each representative, also
-    where the batch is compared with itself; the text's baseline matches their numbers over the whole batch.
+    c1 leaves out the slack of 1e-5 on positives in XBM's and CCP's code; only a sample's pair with itself is dropped.
+    XBM's code also leaves out the − m of a counted negative: another value, the same gradient.
+    Each row has as many hard negatives as positives, as in PROFS for each representative, also if the batch is
+    compared with itself; the baseline in the text matches the two numbers over the whole batch.
 
 Relations
-    `margin` has a learnable boundary between m⁺ and m⁻; `xbm` and `ccp` compare with a memory or proxies in place of
+    `margin` has a learnable boundary between m⁺ and m⁻; `xbm` and `ccp` compare with a memory or proxies instead of
     the batch. With `reduce="sum"`, c2 is PROFS's Eq. 4.6 (ε⁺ = m⁺, ε⁻ = m⁻).
 """
 
@@ -45,7 +45,7 @@ Reduce = Literal["mean", "sum"]
 
 
 def hard_negatives(r: Relation, hardness: Tensor) -> Tensor:
-    """Mask of each row's hardest negatives, as many as it has positives."""
+    """Mask of the hardest negatives of each row, as many as it has positives."""
     return top_of_row(hardness.detach(), r.neg, count(r.pos, by="row"))
 
 
@@ -60,7 +60,7 @@ def c1(r: Relation, *, margin: float, mining: Mining, weights: Tensor | None = N
 def c2(
     r: Relation, *, positive: float, negative: float, reduce: Reduce, mining: Mining, weights: Tensor | None = None
 ) -> Tensor:
-    """Hinges on distance with a margin for either side, each averaged over its non-zero terms, or summed."""
+    """Hinges on distance with one margin per side, each averaged over its non-zero terms, or summed."""
     d = distance(r)
     neg = hard_negatives(r, -d) if mining == "hard" else r.neg
     pull = weighted(d - positive, weights).clamp_min(0)
@@ -71,7 +71,7 @@ def c2(
 
 
 def squared(r: Relation, *, negative: float, mining: Mining, weights: Tensor | None = None) -> Tensor:
-    """Squared distances of kin and squared hinges of others, averaged over all pairs."""
+    """Squared distances of positives and squared hinges of negatives, averaged over all pairs."""
     d = distance(r)
     neg = hard_negatives(r, -d) if mining == "hard" else r.neg
     pull = weighted(d, weights).square()

@@ -1,12 +1,12 @@
 """CosFace. Wang, Wang, Zhou, Ji, Gong, Zhou, Li, Liu: CosFace: Large Margin Cosine Loss for Deep Face Recognition.
 CVPR 2018.
 
-A softmax over cosines in which the sample's own class starts behind by a margin.
+A softmax over cosines that subtracts a margin from the cosine of a sample and its own class.
 
     S(x, c) = max_k s(x, w_ck)                                                                           (1)
     L(X) = 1/|X'| Σ_{x∈X'} −log( e^{λ(S(x, c_x) − m)} / (e^{λ(S(x, c_x) − m)} + Σ_{c≠c_x} e^{λ S(x, c)}) )   (2)
 
-    Numbers ours.
+    Equation numbers are ours.
 
 Symbols
     s cosine similarity; w_ck proxy k of class c (the paper: K = 1, where S is s); c_x the class of x; X' the samples of
@@ -17,8 +17,7 @@ Settings
     λ = 64, m = 0.35, K = 1 (faces), as commonly used.
 
 Departures
-    The paper has one proxy a class; at `per_class` > 1 a class is as near as the nearest of its proxies, as in
-    `arcface`.
+    The paper has one proxy per class; at `per_class` > 1 a class is as near as its nearest proxy, as in `arcface`.
 
 Relations
     At m = 0 `norm_softmax` with T = 1/λ; `arcface` has the margin on the angle; `soft_triple` a soft maximum in Eq. 1.
@@ -28,19 +27,19 @@ from torch import Tensor
 
 from nearkin.errors import above_zero, zero_or_more
 from nearkin.methods.base import Loss
-from nearkin.methods.losses.class_similarity import by_class, class_weights, cross_entropy, own
+from nearkin.methods.losses.class_similarity import by_class, class_weights, cross_entropy, positive_exponent
 from nearkin.methods.proxies import Initial, Proxies
 from nearkin.methods.relation import Relation, weighted
 
 
 def cosface(q: Relation, *, scale: float, margin: float, weights: Tensor | None = None) -> Tensor:
-    """Eq. 2, with a column for each class."""
-    with_margin = own(weighted(scale * (q.s - margin), weights), q)
+    """Eq. 2, with one column per class."""
+    with_margin = positive_exponent(weighted(scale * (q.s - margin), weights), q)
     return cross_entropy(with_margin, weighted(scale * q.s, weights), q)  # Eq. 2
 
 
 class CosFace(Loss):
-    """CosFace with `per_class` proxies a class."""
+    """CosFace with `per_class` proxies per class."""
 
     proxies: Proxies
 

@@ -7,21 +7,21 @@ Average precision of each sample as a query, made differentiable by soft histogr
     H⁺_il = Σ_{q≤l} h⁺_iq,   H_il = Σ_{q≤l} h_iq                                                                  (3)
 
 Symbols
-    P_i, N_i references of the same and of other classes than sample i; d² squared Euclidean distance, at most 4 (in
-    spaces where it can be more, 4 stands for it); L bins (`bins`), that is L + 1 centres from 0 to 4; V_i = |P_i|;
-    a term with H_il = 0 is 0; the mean runs over the samples with a positive and is 0 where there is none.
+    P_i, N_i references of the class of sample i and of other classes; d² squared Euclidean distance, at most 4 (larger
+    values are clamped); L bins (`bins`), that is L + 1 centres from 0 to 4; V_i = |P_i|;
+    a term with H_il = 0 is 0; the mean is over samples with a positive, or 0 if there is none.
     Weights ω_ij multiply the vote δ_l(d²_ij) of a pair in every histogram, and V_i = Σ_{j∈P_i} ω_ij; a row where
-    that is 0 is left out like one without a positive.
+    that is 0 is left out, as is one without a positive.
 
 Settings
     L = 10, on the unit sphere. The authors' code: batch 256, 512-d, Adam 1e-5, head 10 times that.
 
 Departures
-    None. The cumulative histograms are summed directly, as Σ_j (l + 1 − d²_ij/Δ) held between 0 and 1, and the
-    histograms are their differences: the same numbers by half the work.
+    None. The cumulative histograms are summed directly, as Σ_j (l + 1 − d²_ij/Δ) clamped to 0 … 1, and the histograms
+    are their differences: the same numbers with half the work.
 
 Relations
-    The one loss here that is a ranking metric (compare MAP); `ranked_list` weighs what is ranked wrong.
+    The only loss here that is a ranking metric (compare MAP); `ranked_list` weights what is ranked wrong.
 """
 
 import torch

@@ -1,6 +1,6 @@
 """Lifted structure. Oh Song, Xiang, Jegelka, Savarese: Deep Metric Learning via Lifted Structured Embedding. CVPR 2016.
 
-Each pair of kin is compared with all negatives of either of the two, of which the nearest count most.
+Compares each pair of the same class with all negatives of both samples; the nearest count most.
 
     L = 1/(2|𝒫|) Σ_{(i,j)∈𝒫} (J_ij)_+²
     J_ij = max( max_{k∈N_i} α − d_ik,  max_{l∈M_j} α − d_lj ) + d_ij                                              (3)
@@ -9,22 +9,21 @@ Each pair of kin is compared with all negatives of either of the two, of which t
 Symbols
     𝒫 all pairs of a sample i and a reference j of its class (of a batch with itself both (i, j) and (j, i)), |𝒫| at
     least 1; N_i the references of other classes than sample i; M_j the samples of other classes than reference j;
-    d Euclidean distance; α margin (`margin`). Eq. 4, the smooth upper bound that the paper trains, by default;
-    Eq. 3 with `smooth=False`. A pair where N_i and M_j are both empty has J = −∞: it adds 0 and counts in |𝒫|.
-    Weights multiply α − d and d, of the pair they belong to.
+    d Euclidean distance; α margin (`margin`). Default: Eq. 4, the smooth upper bound that the paper trains;
+    `smooth=False`: Eq. 3. A pair whose N_i and M_j are both empty has J = −∞: it adds 0 and counts in |𝒫|.
+    Weights multiply α − d and d of their pair.
 
 Settings
     α = 1, embeddings not normalised (space `euclidean`), batch 128, SGD.
 
 Departures
-    None on a batch. On other relations the second sum runs down the column of reference j, over the samples, as on a
-    batch it does: so it leaves out pairs of references, as PROFS asks (§5.3). A natural space of unnormalised
-    vectors: give the run `space="cosine"` to compare on the unit sphere as later papers do. In training they begin
-    short (`short_start`): from long ones the loss may silence a pretrained network, and from very short ones it learns
-    little.
+    None on a batch. On other relations the second sum is over the samples, down the column of reference j, so pairs of
+    references are left out, as PROFS asks (§5.3). Embeddings are not normalised: set `space="cosine"` to compare on the
+    unit sphere as later papers do. In training they start with mean norm 11 (`short_start`): from long embeddings the
+    loss may make a pretrained network collapse, and from very short ones it learns little.
 
 Relations
-    Eq. 3 is `triplet` with the hardest negative of either end of a pair, squared.
+    Eq. 3 is `triplet` with the hardest negative of both samples of a pair, squared.
 """
 
 import torch
@@ -37,7 +36,7 @@ from nearkin.space import Space
 
 
 def lifted(r: Relation, *, margin: float, smooth: bool, weights: Tensor | None = None) -> Tensor:
-    """Eq. 4, or 3 where not smooth."""
+    """Eq. 4, or Eq. 3 if not smooth."""
     d = distance(r)
     near = weighted(margin - d, weights)
     if smooth:
@@ -51,7 +50,7 @@ def lifted(r: Relation, *, margin: float, smooth: bool, weights: Tensor | None =
 
 
 class Lifted(Loss):
-    """Lifted structure, smooth or with the hardest negative alone."""
+    """Lifted structure loss, smooth or with the hardest negative only."""
 
     space = Space.EUCLIDEAN
     images_per_class = 4

@@ -1,36 +1,35 @@
 """Margin. Wu, Manmatha, Smola, Krähenbühl: Sampling Matters in Deep Embedding Learning. ICCV 2017.
 
-Kin are to be nearer than a boundary, others farther, by a margin each; negatives are taken evenly over distances.
+Positives should be nearer than a boundary, negatives farther, by a margin; negatives are sampled evenly by distance.
 
     L = 1/n ( Σ_i Σ_{j∈P_i} (d_ij − β + α)_+ + Σ_i Σ_{j∈N_i} t_ij (β + α − d_ij)_+ + ν Σ_i |P_i| β )   (PROFS, Eq. 3.3)
 
     all       t_ij = 1
-    hard      t_ij = 1 for the |P_i| nearest of N_i (all where there are fewer), else 0                (PROFS, §5.3)
+    hard      t_ij = 1 for the |P_i| nearest of N_i (all if there are fewer), else 0                   (PROFS, §5.3)
     distance  t_ij = |P_i| p_ij,  p_ij = ω_ij / Σ_{k∈N_i} ω_ik                                          (expected)
-              or how often j comes up in |P_i| independent draws from p_i                               (`drawn=True`)
+              or how often j is drawn in |P_i| independent draws from p_i                               (`drawn=True`)
               log ω_ij = −(D−2) log δ_ij − (D−3)/2 log(1 − δ_ij²/4),  δ_ij = max(d_ij, `cutoff`)
               (1 − δ²/4 at least 1e-6)
-              ω_ij = 0 where d_ij ≥ `upper`; where that leaves a row nothing, ω_ij = 1 for all of N_i
+              ω_ij = 0 where d_ij ≥ `upper`; if that leaves nothing in a row, ω_ij = 1 for all of N_i
 
 Symbols
-    P_i, N_i references of the same and of other classes than sample i; d Euclidean distance; α margin (`margin`);
-    β boundary (`boundary`), with `learn` a parameter β_c of each class, that of sample i in row i, which learns `speed`
-    times as fast as the network; ν its weight (`nu`);
-    t_ij how often a negative counts (`sampling`); ω one over the density of distances on the D-dimensional sphere.
+    P_i, N_i references of the class of sample i and of other classes; d Euclidean distance; α margin (`margin`);
+    β boundary (`boundary`); with `learn` it is a parameter β_c per class, that of sample i in row i, with `speed` times
+    the network's learning rate; ν its weight (`nu`);
+    t_ij how often a negative counts (`sampling`); ω the inverse density of distances on the D-dimensional sphere.
     n = the number of non-zero hinges, negatives counted t_ij times (`over="nonzero"`), or Σ_i |P_i| + Σ_ij t_ij
-    (`over="all"`); where it is 0, n = 1. t is a constant of the gradient. Weights multiply the inside of each (·)_+.
+    (`over="all"`); if it is 0, n = 1. t is a constant of the gradient. Weights multiply the inside of each (·)_+.
 
 Settings
-    α = 0.2, β = 1.2 at the start, ν = 0, cutoff 0.5, upper 1.4 = α + β, 5 images a class; β learnt for each class, in
-    public code at 5e-4 beside a network's 1e-5.
+    α = 0.2, β = 1.2 at the start, ν = 0, cutoff 0.5, upper 1.4 = α + β, 5 images per class; β learnt per class, in
+    public code with rate 5e-4 and 1e-5 for the network.
     PROFS: `sampling="hard"`, β learnt.
 
 Departures
-    The paper draws one negative for each positive; by default we take the mean over those draws in place of one
-    draw: the same sums on average without their noise. `drawn=True` draws with replacement; a draw is a function of
-    the row, the column and the number of steps so far, a buffer that `after_step` moves, so that a run resumes with
-    the draws it would have had. The paper also adds a β of all classes and one of each image; we have that of each
-    class alone.
+    The paper draws one negative per positive; by default we take the expectation over those draws: the same sums on
+    average, without noise. `drawn=True` draws with replacement; a draw depends only on the row, the column and the
+    number of steps so far (a buffer), so a resumed run has the same draws. The paper also adds one β for all classes
+    and one per image; we have only the one per class.
 
 Relations
     `contrastive(form="c2", reduce="sum")` is this with m⁺ = β − α, m⁻ = β + α, undivided (PROFS, Eq. 4.6).
@@ -50,7 +49,7 @@ Over = Literal["nonzero", "all"]
 
 
 def probabilities(r: Relation, d: Tensor, *, cutoff: float, upper: float) -> Tensor:
-    """p_ij [B, R]: in inverse proportion to how many points of the sphere lie at that distance."""
+    """p_ij [B, R]: inversely proportional to the density of distances on the sphere."""
     D = r.x.shape[1]
     delta = d.clamp(cutoff, upper)
     log_omega = -(D - 2) * delta.log() - (D - 3) / 2 * (1 - delta.square() / 4).clamp_min(1e-6).log()
@@ -62,7 +61,7 @@ def probabilities(r: Relation, d: Tensor, *, cutoff: float, upper: float) -> Ten
 
 
 def uniform(step: Tensor, like: Tensor) -> Tensor:
-    """Numbers in [0, 1), a function of the step and of their place alone (splitmix64, the top 24 bits)."""
+    """Numbers in [0, 1) that depend only on the step and their position (splitmix64, the top 24 bits)."""
     z = torch.arange(1, like.numel() + 1, device=like.device).view(like.shape) + (step << 40)
     z = z * -7046029254386353131
     z = (z ^ (z >> 30 & 0x3FFFFFFFF)) * -4658895280553007687
@@ -71,18 +70,18 @@ def uniform(step: Tensor, like: Tensor) -> Tensor:
 
 
 def draw(p: Tensor, each: Tensor, u: Tensor) -> Tensor:
-    """How often each column comes up where every pair of the mask `each` draws one from its row's p, by u in [0, 1)."""
+    """How often each column is drawn if every pair of the mask `each` draws one from p of its row, by u in [0, 1)."""
     cumulative = p.contiguous().cumsum(1)
     end = cumulative[:, -1:]
     column = torch.searchsorted(cumulative, u * end, right=True).clamp_max(p.shape[1] - 1)
     times = torch.zeros_like(p).scatter_add_(1, column, (each & (end > 0)).to(p.dtype))
-    return torch.where(p > 0, times, 0)  # u may round up to the very end, where a column of no probability may be
+    return torch.where(p > 0, times, 0)  # u may round up to the end, to a column of probability 0
 
 
 def margin_loss(
     r: Relation, d: Tensor, t: Tensor, beta: Tensor, *, margin: float, nu: float, over: Over, weights: Tensor | None
 ) -> Tensor:
-    """Eq. 3.3 with the boundary beta [B] of each row, and negatives that count t [B, R] times."""
+    """Eq. 3.3 with one boundary per row, beta [B], and negatives that count t [B, R] times."""
     pull = weighted(d - beta[:, None] + margin, weights).clamp_min(0)
     push = weighted(beta[:, None] + margin - d, weights).clamp_min(0)
     value = total_of(pull, r.pos) + total_of(t * push) + nu * total_of(count(r.pos, by="row") * beta)
@@ -91,7 +90,7 @@ def margin_loss(
 
 
 class Margin(Loss):
-    """The margin loss with distance-weighted, all or the hardest negatives."""
+    """The margin loss with distance-weighted, all or hard negatives."""
 
     images_per_class = 5
     steps: Tensor
@@ -122,7 +121,7 @@ class Margin(Loss):
         self.boundary = nn.Parameter(torch.full((classes,), self.fixed)) if learn else None
 
     def times(self, r: Relation, d: Tensor) -> Tensor:
-        """How often each negative counts, [B, R]; 0 for what is none."""
+        """How often each negative counts, [B, R]; 0 for pairs that are not negative."""
         if self.sampling == "all":
             return r.neg.to(d.dtype)
         each = count(r.pos, by="row")

@@ -1,30 +1,30 @@
 """N-pair. Sohn: Improved Deep Metric Learning with Multi-class N-pair Loss Objective. NIPS 2016.
 
-A softmax in which the one positive of a sample stands against the negatives of all other classes.
+A softmax of the positive of a sample against the negatives of all other classes.
 
     L = 1/|𝒫| Σ_{(i,j)∈𝒫} log(1 + Σ_{k∈N_i} exp(s_ik − s_ij))  +  λ/2 ( mean_i ‖x_i‖² + mean_j ‖v_j‖² )
 
 Symbols
     𝒫 all pairs of a sample i and a reference j of its class, |𝒫| at least 1; N_i the references of other classes
-    than i; s inner product of unnormalised embeddings (space `inner`); x, v samples and references as the space has
-    them; λ weight of the norms (`norm`); the means run over all rows and all columns, without empty memory slots, and
-    are 0 where there is nothing. A pair without negatives adds log 1 = 0 and counts in |𝒫|.
-    Weights multiply s, that of the positive and that of the negatives; not the norms.
+    than i; s inner product of unnormalised embeddings (space `inner`); x, v samples and references, projected into
+    the space; λ weight of the norms (`norm`); the means are over all rows and all columns without empty memory slots,
+    or 0 if there are none. A pair without negatives adds log 1 = 0 and counts in |𝒫|.
+    Weights multiply s of positives and negatives; not the norms.
 
 Settings
-    2 images a class: N classes make a batch of 2N. λ = 0.002 as in public code.
+    2 images per class: N classes make a batch of 2N. λ = 0.002 as in public code.
 
 Departures
-    The paper compares the N first images with the N second ones, one negative a class. On a batch every sample is
-    compared with all others here: twice the anchors, twice the negatives. With references of one image a class
+    The paper compares the N first images with the N second ones, one negative per class. Here every
+    sample of a batch is compared with all others: twice the anchors, twice the negatives. With one reference per class
     (`profs`, proxies) it is the paper's form.
-    Models are measured and searched by the cosine: by inner products the longest vectors would be near to all.
-    Larger classes: every positive has its own term (the paper has one).
-    In training embeddings begin short (`short_start`): from long ones the loss silences a pretrained network.
+    Models are measured and searched by cosine: by inner products the longest vectors would be near to everything.
+    With several positives, each has its own term (the paper has one positive).
+    In training embeddings start with mean norm 4 (`short_start`): from long ones a pretrained network collapses.
 
 Relations
-    PROFS with M = 1 step a projection; `supcon` has the other positives in the denominator too, and a temperature.
-    `angular` adds this.
+    PROFS with M = 1 step per projection; `supcon` also has the other positives in the denominator, and a temperature.
+    `angular` can add this loss.
 """
 
 from torch import Tensor
@@ -37,7 +37,7 @@ from nearkin.space import Space
 
 
 def n_pair(r: Relation, weights: Tensor | None = None) -> Tensor:
-    """The mean over positive pairs of the softmax loss against all negatives."""
+    """Mean over positive pairs of the softmax loss against all negatives."""
     s = weighted(r.s, weights)
     negatives = log_sum_exp(s, r.neg, by="row")
     return mean_where(F.softplus(negatives[:, None] - s, threshold=50), r.pos)
@@ -55,7 +55,7 @@ class NPair(Loss):
 
     space = Space.INNER
     images_per_class = 2
-    one_a_class = True
+    one_per_class = True
 
     def __init__(self, *, norm: float = 0.002) -> None:
         super().__init__()

@@ -1,49 +1,48 @@
 """Normalised softmax. Zhai, Wu: Classification is a Strong Baseline for Deep Metric Learning. BMVC 2019.
 
-A softmax classifier whose weights are unit vectors, one proxy a class, with a low temperature.
+A softmax classifier with unit weight vectors, one proxy per class, and a low temperature.
 
     S(x, c) = max_k s(x, w_ck)                                                                           (1)
     L(X) = 1/|X'| Σ_{x∈X'} −log( exp(S(x, c_x)/T) / Σ_c exp(S(x, c)/T) )                                 (2)
 
-    Numbers ours.
+    Equation numbers are ours.
 
 Symbols
-    s cosine similarity; w_ck proxy k of class c (the paper: K = 1, where S is s); c_x the class of x, the sum over all
-    classes, c_x among them; X' the samples of the batch X whose class has a proxy (else L = 0);
+    s cosine similarity; w_ck proxy k of class c (the paper: K = 1, where S is s); c_x the class of x; the sum is over
+    all classes, including c_x; X' the samples of the batch X whose class has a proxy (else L = 0);
     T temperature (`temperature`).
     With weights ω [B, C·K], ω_xc the mean over the class's K entries: every exponent is multiplied by ω_xc.
 
 Settings
     T = 0.05, K = 1, layer norm before the embedding is normalised, class-balanced batches. The authors' code:
-    ResNet-50, 2,048-d, batch 75 with 25 images a class (CUB, Cars) or 5 (SOP, In-Shop).
+    ResNet-50, 2,048-d, batch 75 with 25 images per class (CUB, Cars) or 5 (SOP, In-Shop).
 
 Departures
-    The paper has one proxy a class; at `per_class` > 1 a class is as near as the nearest of its proxies, as in
-    `arcface`.
-    Batches are drawn at random unless the run asks for images of each class; layer norm is a setting of the run.
-    The paper's sampling of classes for very many of them is left out.
+    The paper has one proxy per class; at `per_class` > 1 a class is as near as its nearest proxy, as in `arcface`.
+    Batches are random unless the run sets `images_per_class`; layer norm is a setting of the run.
+    The paper's sampling of classes, for very many classes, is left out.
 
 Relations
-    `cosface` and `arcface` take a margin from S(x, c_x); `soft_triple` has a soft maximum in Eq. 1 and a regulariser.
+    `cosface` and `arcface` add a margin to S(x, c_x); `soft_triple` has a soft maximum in Eq. 1 and a regulariser.
 """
 
 from torch import Tensor
 
 from nearkin.errors import above_zero
 from nearkin.methods.base import Loss
-from nearkin.methods.losses.class_similarity import by_class, class_weights, cross_entropy, own
+from nearkin.methods.losses.class_similarity import by_class, class_weights, cross_entropy, positive_exponent
 from nearkin.methods.proxies import Initial, Proxies
 from nearkin.methods.relation import Relation, weighted
 
 
 def norm_softmax(q: Relation, *, temperature: float, weights: Tensor | None = None) -> Tensor:
-    """Eq. 2, with a column for each class."""
+    """Eq. 2, with one column per class."""
     z = weighted(q.s / temperature, weights)
-    return cross_entropy(own(z, q), z, q)  # Eq. 2
+    return cross_entropy(positive_exponent(z, q), z, q)  # Eq. 2
 
 
 class NormSoftmax(Loss):
-    """Normalised softmax with `per_class` proxies a class."""
+    """Normalised softmax with `per_class` proxies per class."""
 
     proxies: Proxies
 

@@ -1,6 +1,6 @@
 """Proxy-Anchor. Kim, Kim, Cho, Kwak: Proxy Anchor Loss for Deep Metric Learning. CVPR 2020.
 
-Each proxy is an anchor that pulls the batch's samples of its class and pushes all others, the hardest most.
+Each proxy is an anchor that pulls the samples of its class and pushes all others; the hardest count most.
 
     L(X) = 1/|P⁺| Σ_{p∈P⁺} log(1 + Σ_{x∈X_p⁺} exp(−α(s(x, p) − δ)))
          + 1/|P|  Σ_{p∈P}  log(1 + Σ_{x∈X_p⁻} exp( α(s(x, p) + δ)))                                      (4)
@@ -8,7 +8,7 @@ Each proxy is an anchor that pulls the batch's samples of its class and pushes a
 Symbols
     P all proxies; P⁺ those with a positive sample in the batch; X_p⁺, X_p⁻ the batch's positives and negatives of p;
     s cosine similarity; α scale; δ margin. With weights ω [B, P] every exponent is multiplied by its ω (Proxy-ISA,
-    Eq. 12; the averages of its Eq. 13 are the strategy's affair, which takes the two lines of Eq. 4 one by one).
+    Eq. 12; the strategy applies the averages of its Eq. 13 to the two lines of Eq. 4).
 
 Settings
     α = 32, δ = 0.1, proxies' learning rate × 100, AdamW 1e-4 (SOP, In-Shop 6e-4), weight decay 1e-4, batch 180,
@@ -16,12 +16,12 @@ Settings
     learning rate halved every 10 (CUB) or 20 (Cars) epochs, × 0.25 every 20 (SOP, In-Shop).
 
 Departures
-    The paper has one proxy a class; `per_class` > 1 makes each of them an anchor of its own.
+    The paper has one proxy per class; with `per_class` > 1 each of them is an anchor.
     `positives="all"` divides the positive sum by |P| as VCPA's Eq. 4 does; "batch", the default, is Eq. 4 here.
-    The sums go through log-sum-exp; the authors' code does not.
+    Sums are computed by log-sum-exp, unlike in the authors' code.
 
 Relations
-    Multi-similarity with proxies as anchors and one margin each way; `mpa` at K = 1 is this loss.
+    `multi_similarity` with proxies as anchors and one margin; `mpa` at K = 1 is this loss.
 """
 
 from typing import Literal
@@ -64,7 +64,7 @@ def proxy_anchor(
 
 
 class ProxyAnchor(Loss):
-    """Proxy-Anchor with `per_class` proxies a class."""
+    """Proxy-Anchor with `per_class` proxies per class."""
 
     proxies: Proxies
 
@@ -87,7 +87,7 @@ class ProxyAnchor(Loss):
         self.proxies = Proxies(classes, dim, per_class=per_class, speed=speed, initial=initial)
 
     def pull_and_push(self, r: Relation, weights: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """The two terms of the objective, for a strategy that weighs them against each other."""
+        """The two terms of the objective, for a strategy that weights them separately."""
         return pull_and_push(r, alpha=self.alpha, delta=self.delta, positives=self.positives, weights=weights)
 
     def objective(self, r: Relation, weights: Tensor | None = None) -> Tensor:

@@ -1,28 +1,28 @@
 """Proxy-NCA. Movshovitz-Attias, Toshev, Leung, Ioffe, Singh: No Fuss Distance Metric Learning Using Proxies. ICCV 2017.
 
-Each sample is drawn to its class's proxy, in proportion to how near the proxies of all other classes are.
+Pulls each sample to the proxy of its class, relative to how near the proxies of all other classes are.
 
     L(X) = 1/|X'| Σ_{x∈X'} −log( exp(−σ d(x, p(x))) / Σ_{z∈Z_x} exp(−σ d(x, z)) )                        (1)
     p(x) = argmin_{p∈P_x} d(x, p)                                                                        (2)
 
-    Numbers ours.
+    Equation numbers are ours.
 
 Symbols
     d squared Euclidean distance of the projected vectors (unit vectors: 2 − 2 cos); P_x the proxies of x's class;
-    Z_x all proxies of all other classes: the positive is left out of the sum, so that L may be negative;
-    X' the samples of the batch X that have a proxy of their own and one of another class (else L = 0);
-    σ scale (`scale`). With weights ω [B, R], every exponent −σ d(x, z) becomes −ω σ d(x, z), and p(x) the own proxy
-    with the largest of them.
+    Z_x the proxies of all other classes: the positive is left out of the sum, so L can be negative;
+    X' the samples of the batch X with a proxy of their class and one of another class (else L = 0);
+    σ scale (`scale`). With weights ω [B, R], every exponent −σ d(x, z) becomes −ω σ d(x, z), and p(x) is the
+    proxy of the class of x with the largest exponent.
 
 Settings
-    One proxy a class, Inception with batch normalisation, RMSprop. As commonly used: 64-d, 227 px crops, batch 32.
-    A public re-implementation scales both sides by 3 (σ = 9; CUB, Cars), or proxies alone by 8 or 12 (SOP).
+    One proxy per class, Inception with batch normalisation, RMSprop. As commonly used: 64-d, 227 px crops, batch 32.
+    A public re-implementation scales both sides by 3 (σ = 9; CUB, Cars), or only proxies by 8 or 12 (SOP).
     As Proxy-Anchor's baseline: σ = 32, the positive in the sum, proxies' learning rate × 1.
 
 Departures
-    The paper has one proxy a class; at `per_class` > 1 a sample's positive is the nearest of its own.
+    The paper has one proxy per class; at `per_class` > 1 the positive is the nearest proxy of the class.
     The paper scales unit vectors by constants; here that is σ, the product of the two norms.
-    Proxies start from N(0, 2/(C·K)) as all proxies here do, and move at `speed` 1.
+    Proxies start from N(0, 2/(C·K)), as everywhere here, with `speed` 1.
 
 Relations
     `proxy_nca_pp` has the positive in the sum and a temperature. pytorch-metric-learning's ProxyNCALoss is that form.
@@ -32,7 +32,7 @@ from torch import Tensor
 
 from nearkin.errors import above_zero
 from nearkin.methods.base import Loss
-from nearkin.methods.losses.class_similarity import own
+from nearkin.methods.losses.class_similarity import positive_exponent
 from nearkin.methods.proxies import Initial, Proxies
 from nearkin.methods.relation import Relation, count, log_sum_exp, mean_where, squared_distance, weighted
 
@@ -41,11 +41,11 @@ def proxy_nca(r: Relation, *, scale: float, weights: Tensor | None = None) -> Te
     """Eq. 1 with the references as proxies."""
     z = weighted(-scale * squared_distance(r), weights)
     counted = (count(r.pos, by="row") > 0) & (count(r.neg, by="row") > 0)
-    return mean_where(log_sum_exp(z, r.neg, by="row") - own(z, r), counted)  # Eq. 1, 2
+    return mean_where(log_sum_exp(z, r.neg, by="row") - positive_exponent(z, r), counted)  # Eq. 1, 2
 
 
 class ProxyNCA(Loss):
-    """Proxy-NCA as published, with `per_class` proxies a class."""
+    """Proxy-NCA as published, with `per_class` proxies per class."""
 
     proxies: Proxies
 

@@ -1,15 +1,15 @@
 """Ranked list. Wang, Hua, Kodirov, Hu, Garnier, Robertson: Ranked List Loss for Deep Metric Learning. CVPR 2019.
 
-Kin are pulled into a ball around the sample, others pushed out of a larger one, the nearest of them most.
+Pulls positives into a ball around the sample and pushes negatives out of a larger one; the nearest count most.
 
     L = 1/B Σ_i (L_P(i) + λ L_N(i))
     L_P(i) = 1/|P*_i| Σ_{j∈P*_i} (d_ij − (α − m)),          P*_i = {j ∈ P_i : d_ij > α − m}
     L_N(i) = Σ_{j∈N*_i} w_ij (α − d_ij) / Σ_{j∈N*_i} w_ij,  N*_i = {j ∈ N_i : d_ij < α},  w_ij = exp(T (α − d_ij))
 
 Symbols
-    B rows; P_i, N_i references of the same and of other classes than sample i; d Euclidean distance; α radius beyond
-    which negatives belong (`radius`); m margin (`margin`); T temperature of the negatives (`temperature`);
-    λ their share (`balance`). L_P(i), L_N(i) are 0 where P*_i, N*_i are empty; every row counts in B.
+    B rows; P_i, N_i references of the class of sample i and of other classes; d Euclidean distance; α radius
+    negatives are pushed out of (`radius`); m margin (`margin`); T temperature of the negatives (`temperature`);
+    λ weight of the negatives (`balance`). L_P(i), L_N(i) are 0 if P*_i, N*_i are empty; every row counts in B.
     w is a constant of the gradient. Weights multiply d − (α − m) and α − d, in the exponent of w too.
 
 Settings
@@ -17,11 +17,11 @@ Settings
     of 3 images a batch.
 
 Departures
-    w is held constant, since it is there to weigh gradients: differentiated too, as some public code does, it would
-    pull in the farther of N*_i. A later version of the paper writes (1 − λ) L_P + λ L_N: half of this at λ = 0.5.
+    w is held constant, since it is there to weight gradients; if it were differentiated, as in some public code, it
+    would pull in the farther of N*_i. A later version of the paper writes (1 − λ) L_P + λ L_N: half of this at λ = 0.5.
 
 Relations
-    `margin` with β = α − m/2 and margin m/2 has the same two balls, and samples negatives in place of weighing them.
+    `margin` with β = α − m/2 and margin m/2 has the same two balls, and samples negatives instead of weighting them.
 """
 
 import torch

@@ -1,7 +1,7 @@
 """SoftTriple. Qian, Shang, Sun, Hu, Li, Jin: SoftTriple Loss: Deep Metric Learning Without Triplet Sampling. ICCV 2019.
 
-A softmax over classes, each with K centres of which a sample feels mostly the nearest, and a pull that merges centres
-a class does not need.
+A softmax over classes with K centres each, of which the nearest counts most, and a regulariser that merges centres a
+class does not need.
 
     S(x, c) = Σ_k p_k s(x, w_ck),   p_k = exp(s(x, w_ck)/γ) / Σ_l exp(s(x, w_cl)/γ)                                  (1)
     L_Sim(x) = −log( exp(λ(S(x, c_x) − δ)) / (exp(λ(S(x, c_x) − δ)) + Σ_{c≠c_x} exp(λ S(x, c))) )                    (2)
@@ -13,7 +13,7 @@ a class does not need.
     Numbers as in Saeki et al. (`mpa`), who restate it.
 
 Symbols
-    s cosine similarity; w_ck centre (proxy) k of class c; c_x the class of x; C classes, K proxies a class
+    s cosine similarity; w_ck centre (proxy) k of class c; c_x the class of x; C classes, K proxies per class
     (`per_class`); λ scale (`scale`); δ margin (`delta`); γ smoothness (`gamma`); τ weight of the regulariser (`tau`).
     `similarity`: S by Eq. 1 ("soft"), the maximum ("max") or the mean ("mean") over k of s(x, w_ck).
     With weights ω [B, C·K], ω_xc the mean over the class's K entries: λ(S − δ) becomes ω λ(S − δ), λ S becomes ω λ S.
@@ -25,15 +25,15 @@ Settings
     SOP (100, 47.9, .2, .3145), batch 32.
 
 Departures
-    Eq. 4 as Saeki et al. print it sums over X; the mean is SoftTriple's own, and its code's.
-    Errata of Eq. 5 as Saeki et al. print it: both signs are turned; for c = c_x the terms
-    exp(λ(S(x, c_x) − S(x, c') − δ)) are added up, where 1 over the sum of their inverses belongs; for c ≠ c_x the last
-    sum has its arguments swapped. Above is what Eq. 2 gives. (Their Eq. 14 is misprinted too: see `mpa`.)
-    A sample whose class has no proxy would count for nothing, the mean being over the others.
+    Eq. 4 as printed by Saeki et al. sums over X; SoftTriple and its code take the mean.
+    Errata of Eq. 5 as printed by Saeki et al.: both signs are reversed; for c = c_x the terms
+    exp(λ(S(x, c_x) − S(x, c') − δ)) are summed, where 1 over the sum of their inverses belongs; for c ≠ c_x the last
+    sum has its arguments swapped. The form above follows from Eq. 2. (Their Eq. 14 is misprinted too: see `mpa`.)
+    A sample whose class has no proxy is left out of the mean.
     The authors' code has √(2 + 1e-5 − 2 w·w); here the distance is floored at 1e-6, with zero gradient below.
 
 Relations
-    At K = 1 and δ = 0 `norm_softmax` with temperature 1/λ; at K = 1 `cosface`. `mpa` and its kin put the same S into
+    At K = 1 and δ = 0 `norm_softmax` with temperature 1/λ; at K = 1 `cosface`. The `mpa` family puts the same S into
     Proxy-Anchor's form. pytorch-metric-learning's SoftTripleLoss is this without R.
 """
 
@@ -41,19 +41,26 @@ from torch import Tensor
 
 from nearkin.errors import above_zero, zero_or_more
 from nearkin.methods.base import Loss
-from nearkin.methods.losses.class_similarity import Similarity, by_class, class_weights, cross_entropy, own, regulariser
+from nearkin.methods.losses.class_similarity import (
+    Similarity,
+    by_class,
+    class_weights,
+    cross_entropy,
+    positive_exponent,
+    regulariser,
+)
 from nearkin.methods.proxies import Initial, Proxies
 from nearkin.methods.relation import Relation, weighted
 
 
 def soft_triple(q: Relation, *, scale: float, delta: float, weights: Tensor | None = None) -> Tensor:
-    """The mean of Eq. 2, with a column for each class."""
-    with_margin = own(weighted(scale * (q.s - delta), weights), q)
+    """The mean of Eq. 2, with one column per class."""
+    with_margin = positive_exponent(weighted(scale * (q.s - delta), weights), q)
     return cross_entropy(with_margin, weighted(scale * q.s, weights), q)  # Eq. 2
 
 
 class SoftTriple(Loss):
-    """SoftTriple with `per_class` proxies a class."""
+    """SoftTriple with `per_class` proxies per class."""
 
     proxies: Proxies
 

@@ -1,20 +1,20 @@
 """SupCon. Khosla, Teterwak, Wang, Sarna, Tian, Isola, Maschinot, Liu, Krishnan: Supervised Contrastive Learning.
 NeurIPS 2020.
 
-Each positive stands in a softmax against all other references; the mean over positives is outside the logarithm.
+A softmax of each positive against all other references; the mean over positives is outside the logarithm.
 
     L = mean_i  −1/|P_i| Σ_{j∈P_i} log( exp(s_ij/τ) / Σ_{k∈P_i∪N_i} exp(s_ik/τ) )                            (2, L_out)
 
 Symbols
-    P_i, N_i references of the same and of other classes than sample i, never i itself and no empty slot;
-    s cosine similarity; τ temperature (`temperature`); the mean runs over the samples with a positive and is 0
-    where there is none. Weights multiply s/τ above and below.
+    P_i, N_i references of the class of sample i and of other classes, never i itself and no empty slot;
+    s cosine similarity; τ temperature (`temperature`); the mean is over samples with a positive, or 0 if
+    there is none. Weights multiply s/τ in numerator and denominator.
 
 Settings
     τ = 0.1; two augmented views of each image.
 
 Departures
-    The paper sums over samples; we take the mean. Views are up to the batch: two images of a class serve as well.
+    The paper sums over samples; we take the mean. Instead of two views, a batch may hold several images of a class.
 
 Relations
     `n_pair` leaves the other positives out of the denominator and has no temperature.
@@ -36,7 +36,7 @@ def supcon(r: Relation, *, temperature: float, weights: Tensor | None = None) ->
 
 
 class SupCon(Loss):
-    """Supervised contrastive loss, the sum over positives outside the logarithm."""
+    """Supervised contrastive loss with the mean over positives outside the logarithm."""
 
     images_per_class = 4
 

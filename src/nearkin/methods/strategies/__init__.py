@@ -1,4 +1,4 @@
-"""The strategies, one paper a file; a new one is a file and a row of this table."""
+"""Strategies, one file per paper. To add one, write the file and add a row to STRATEGIES."""
 
 from nearkin.methods.base import Strategy
 from nearkin.methods.strategies.ccp import CCP

@@ -1,28 +1,28 @@
 """Loss-Proxy. Gürbüz, Can, Alatan: Deep Metric Learning with Chance Constraints. WACV 2024, Eq. 8 and Fig. 6a.
 
-A pair loss between the batch and trained proxies of the classes, in place of the batch with itself.
+A pair loss between the batch and trained class proxies, instead of within the batch.
 
     min_{θ,ρ} 1/(nC) Σ_{i∈[C]} Σ_{j∈[n]} ℓ(ρ_i, z_j; θ)                                                             (8)
 
 Symbols
-    θ the network's weights; ρ_i proxies, K a class (`per_class`); z_j samples; ℓ the inner loss, with samples as
-    anchors. `pair_weight`: that of the same loss within the batch. `speed`: factor of the proxies' learning rate.
-    `initial`: proxies begin on training samples, picked from a `pool` of so many a class ("samples"), on random vectors
-    ("normal"), or on means of their class ("means").
+    θ the network's weights; ρ_i proxies, K per class (`per_class`); z_j samples; ℓ the inner loss, with samples as
+    anchors. `pair_weight`: weight of the same loss within the batch. `speed`: factor of the proxies' learning rate.
+    `initial`: proxies start on training samples, picked from a pool of `pool` images per class ("samples"), on random
+    vectors ("normal"), or on class means ("means").
 
 Algorithm
     1  at_check  before the first step: proxies from data
-    2  loss      the inner loss of the batch against all proxies; the optimiser moves both sides
+    2  loss      the inner loss of the batch against all proxies; the optimiser updates both
 
 Settings
     As `ccp`, whose first sub-problem this is: K = 8, b = 12 (CUB, Cars), K = 4, b = 7 (SOP, In-Shop).
 
 Departures
-    The paper has K = 1 in Eq. 8; its experiments have as many as `ccp`. Reduced as the inner loss is by itself.
+    The paper has K = 1 in Eq. 8; its experiments have as many as `ccp`. The inner loss defines the reduction.
 
 Relations
-    `ccp` solves this repeatedly. `proxy(multi_similarity)` is close to `proxy_anchor`, with samples as anchors;
-    `proxy(triplet)` to `proxy_nca`, which takes the soft maximum.
+    `ccp` solves this problem repeatedly. `proxy(multi_similarity)` is close to `proxy_anchor`, with samples as anchors;
+    `proxy(triplet)` is close to `proxy_nca`, which takes the soft maximum.
 """
 
 from typing import Literal
@@ -34,13 +34,14 @@ from nearkin.errors import NearkinError
 from nearkin.methods.base import Embed, Loss, Step, Strategy
 from nearkin.methods.proxies import Proxies
 from nearkin.methods.relation import relate
-from nearkin.methods.strategies.ccp import first_picked
+from nearkin.methods.strategies.ccp import first_pick
+from nearkin.methods.strategies.inner_loss import require_pairs
 
 Initial = Literal["samples", "normal", "means"]
 
 
 class Proxy(Strategy):
-    """A pair loss against `per_class` trained proxies a class."""
+    """A pair loss against `per_class` trained proxies per class."""
 
     natural_inner = "contrastive(form=c2, negative=0.3841)"
     drawn: Tensor
@@ -58,13 +59,12 @@ class Proxy(Strategy):
         initial: Initial = "samples",
     ) -> None:
         super().__init__(inner)
-        if inner.proxies is not None:
-            raise NearkinError("proxy needs a loss on pairs of samples; this one compares with proxies of its own.")
+        require_pairs(inner, "proxy")
         if pool < 1:
-            raise NearkinError(f"proxy needs a pool of at least 1 image a class, not {pool}.")
+            raise NearkinError(f"proxy needs a pool of at least 1 image per class, not {pool}.")
         self.pool, self.pair_weight = pool, pair_weight
-        begin: Literal["normal", "means"] = "means" if initial == "means" else "normal"
-        self.proxies = Proxies(classes, dim, per_class=per_class, speed=speed, initial=begin)
+        vectors: Literal["normal", "means"] = "means" if initial == "means" else "normal"
+        self.proxies = Proxies(classes, dim, per_class=per_class, speed=speed, initial=vectors)
         self.register_buffer("drawn", torch.tensor(initial != "samples"))
 
     @property
@@ -81,7 +81,7 @@ class Proxy(Strategy):
         self.proxies.from_data(embed, labels)
         if self.training and not bool(self.drawn):
             p = self.proxies
-            _, points = first_picked(
+            _, points = first_pick(
                 embed, labels, classes=p.classes, per_class=p.per_class, pool=self.pool, space=self.space
             )
             p.vectors.copy_(points.flatten(0, 1))

@@ -1,7 +1,7 @@
 """Proxy-ISA. Li, Sato, Ishikawa, Kawakami, Yokota: Informative Sample-Aware Proxy for Deep Metric Learning.
 MMAsia 2022.
 
-Each proxy weighs its samples by how far its class is learnt: neither too easy nor, as outliers, too hard.
+Each proxy weights its samples by how well its class is learnt, to ignore those too easy and outliers.
 
     E_n     = (1 − βⁿ)/(1 − β),  β = (V − 1)/V                                                              (8)
     E_n     → 1/(1 − β) = V  as  n → ∞                                                                      (9)
@@ -19,22 +19,23 @@ Symbols
     S_ic similarity of sample i and the proxy of class c; C⁺ the classes of the batch; n how many samples of class c
     have been seen before this batch (`count="batches"`: in how many batches it appeared); E_n their effective number,
     at most V (`volume`); M the queue of the last T (`size`) clean embeddings, T_c of them of class c; h (`hardness`)
-    scales how well a class is learnt; η_c the search length, k (`sensitivity`), λ (`margin`); ν_n the least positive
-    weight; σ_n decays from 1 to it, τ (`tau`) says when; ω̄⁺_c, ω̄⁻_c means over the batch's samples of c, or not of c.
-    E_n, ν_n, σ_n, S_avg are one a class. A sample with S_ic < S_learned − η_c at its own class is an outlier.
-    `penalty`, Table 3: what stands for σ_n in ω⁺, and 1/E_n in ω⁻:
+    scales how well a class is learnt; η_c the search length, k (`sensitivity`), λ (`margin`); ν_n the lowest positive
+    weight; σ_n decays from 1 to ν_n, at a time set by τ (`tau`); ω̄⁺_c, ω̄⁻_c means over the batch's samples of c, or
+    of other classes. E_n, ν_n, σ_n, S_avg are values per class. A sample with S_ic < S_learned − η_c at its own class
+    is an outlier.
+    `penalty`, Table 3: the factor in place of σ_n in ω⁺, and 1/E_n in ω⁻:
     none (ω⁺ = ω⁻ = 1: the inner loss), negative (ω⁺ = 1), effective (1/max(1, E_n)), bounded (ν_n), decayed (σ_n).
 
 Algorithm
     1  loss         E_n, ν_n, η_c and σ_n of every class
-    2  loss         from epoch `filter_from` on: ω⁺ by Eq. 16, and outliers into the filter; before, ω⁺ = 1
+    2  loss         from epoch `filter_from` on: ω⁺ by Eq. 16, and outliers into the filter; before that, ω⁺ = 1
     3  loss         ω⁻ by Eq. 16, always
     4  loss         Eq. 13
-    5  after_step   from epoch `queue_from` on: enqueue the batch without the filter, over the oldest
-    6  after_step   then S_avg of the batch's classes anew, through M and the proxies as they are now
-    7  after_step   n counts the batch
-    Epochs are counted from 1. An epoch is as many steps as whole batches fit into the training set, whose size
-    `at_check` tells; a loop of your own calls it, or gives `steps_per_epoch`.
+    5  after_step   from epoch `queue_from` on: enqueue the batch without outliers, in place of the oldest
+    6  after_step   then recompute S_avg of the batch's classes from M and the current proxies
+    7  after_step   add the batch to n
+    Epochs are counted from 1. An epoch is the number of whole batches in the training set, whose size comes from
+    `at_check`; a loop of your own calls that, or sets `steps_per_epoch`.
 
 Settings
     V = 100, h = 0.15, k = 0.9, λ = 0.1, τ = 1.5, α = 32, δ = 0.1; queue from epoch 2, filter from epoch 3; T not
@@ -42,19 +43,19 @@ Settings
     In-Shop).
 
 Departures
-    T = 1024 where the text says nothing, and n does not count the batch at hand, which is weighed before it is learnt.
-    S_avg is 0 until a class has been in a batch with the queue on; a class all of whose samples were filtered keeps it.
-    ω̄⁻_c of a class that has no negative in the batch is 1.
+    T = 1024, which the text does not state, and n does not count the current batch, which is weighted before it is
+    learnt. S_avg is 0 until a class has been in a batch with the queue on; if all samples of a class were filtered, it
+    stays. ω̄⁻_c of a class without a negative in the batch is 1.
     Table 3 does not say whether a penalty replaces σ_n in both lines of ω⁺: here it does, and "1 (no penalty)" is
     ω⁺ = 1 throughout, since that column's scores are Proxy-Anchor's.
-    Over a loss other than proxy_anchor the weights stand in its exponents, and its means stay as they are (Fig. 11b).
+    With a loss other than proxy_anchor the weights are in its exponents, and its means do not change (Fig. 11b).
     All weights are constants of the gradient. The averages over the weights replace those of Eq. 4 line by line, so
-    that `positives="all"` of the inner loss keeps its meaning.
-    Also kept, for pictures: how often each training image was filtered, and S_avg at every check.
+    `positives="all"` of the inner loss keeps its meaning.
+    Also stored, for reports: how often each training image was filtered, and S_avg at every check.
 
 Relations
     With weights of 1 this is `proxy_anchor`. Proposition 1 (Eq. 6): its log-sums are maxima over distributions, of
-    which Eq. 11 is the weighted form. `xbm` compares with its memory; here it only tells how well a class is learnt.
+    which Eq. 11 is the weighted form. `xbm` compares with its memory; here it only measures how well a class is learnt.
 """
 
 import math
@@ -67,15 +68,15 @@ from nearkin.errors import NearkinError
 from nearkin.methods.base import Embed, Loss, Step, Strategy
 from nearkin.methods.losses.proxy_anchor import ProxyAnchor
 from nearkin.methods.memory import Memory
-from nearkin.methods.proxies import Proxies
 from nearkin.methods.relation import EMPTY, Relation, count, mean_where, relate, total
+from nearkin.methods.strategies.inner_loss import inner_proxies, require_proxies
 from nearkin.space import Space
 
 Penalty = Literal["none", "negative", "effective", "bounded", "decayed"]
 
 
 class Progress(NamedTuple):
-    """How far each class is, [C] each."""
+    """How well each class is learnt, [C] each."""
 
     E: Tensor
     nu: Tensor
@@ -85,49 +86,49 @@ class Progress(NamedTuple):
 
 
 def effective_number(n: Tensor, *, V: float) -> Tensor:
-    """The volume that n samples cover of V: 0, 1, … towards V."""
+    """The volume that n samples cover out of V: 0, 1, … towards V."""
     return -V * torch.expm1(n * math.log1p(-1 / V))  # Eq. 8
 
 
-def own_similarity(x: Tensor, v: Tensor, space: Space) -> Tensor:
+def rowwise_similarity(x: Tensor, v: Tensor, space: Space) -> Tensor:
     """Similarity [N] of each sample with the vector of the same row."""
     return space.rowwise(space.project(x), space.project(v))
 
 
 def average_similarity(s: Tensor, y: Tensor, *, classes: int) -> tuple[Tensor, Tensor]:
-    """S_avg [C] over the entries of each class, and how many those are; entries of label EMPTY count for nothing."""
+    """S_avg [C] over the entries of each class, and their number; entries with label EMPTY are ignored."""
     filled = (y != EMPTY).to(s.dtype)
     both = s.new_zeros(2, classes).index_add_(1, y.clamp_min(0), torch.stack([s * filled, filled]))
     return both[0] / both[1].clamp_min(1), both[1]  # Eq. 10
 
 
 def lower_bound(E: Tensor) -> Tensor:
-    """The least weight of a positive."""
+    """The lowest weight of a positive."""
     return 1 / (1 + torch.log1p(E))  # Eq. 14
 
 
 def search_length(S_avg: Tensor, nu: Tensor, *, h: float, k: float, margin: float) -> Tensor:
-    """How far below S_learned samples are still informative: farther for a harder class."""
+    """How far below S_learned samples are still informative; more for a harder class."""
     return (1 + k * (1 - h * S_avg)) * nu + margin  # Eq. 15
 
 
 def positive_weights(s: Tensor, penalty: Tensor, *, learned: Tensor, outlier: Tensor) -> Tensor:
-    """ω⁺ of samples at similarity s to their own proxies; everything [B]."""
+    """ω⁺ [B] of samples with similarity s [B] to their own proxies."""
     return penalty + ((outlier <= s) & (s <= learned))  # Eq. 16, first part
 
 
 def negative_weights(S: Tensor, E: Tensor, *, outlier: Tensor) -> Tensor:
-    """ω⁻ [B, C] by the similarities S [B, C]."""
+    """ω⁻ [B, C] from the similarities S [B, C]."""
     return torch.where(S.lt(outlier), 1 / E.clamp_min(1), 1.0)  # Eq. 16, second part
 
 
 def decay(E: Tensor, nu: Tensor, *, V: float, tau: float) -> Tensor:
-    """σ_n: from 1 down to ν_n, late."""
+    """σ_n, which decays from 1 to ν_n."""
     return 1 + (1 + math.exp(-tau)) * (nu - 1) * torch.sigmoid(E + tau - V)  # Eq. 17
 
 
 def progress(n: Tensor, S_avg: Tensor, *, V: float, h: float, k: float, margin: float, tau: float) -> Progress:
-    """Everything Eq. 16 needs of a class."""
+    """The values per class that Eq. 16 needs."""
     E = effective_number(n.to(S_avg.dtype), V=V)
     nu = lower_bound(E)
     learned = h * S_avg
@@ -137,28 +138,29 @@ def progress(n: Tensor, S_avg: Tensor, *, V: float, h: float, k: float, margin: 
 
 def averages(weights: Tensor, r: Relation) -> tuple[Tensor, Tensor]:
     """Mean over C⁺ of ω̄⁺_c, and over all classes of ω̄⁻_c."""
-    of, beside = count(r.pos, by="column"), count(r.neg, by="column")
-    positive = total(weights, r.pos, by="column") / of.clamp_min(1)
-    negative = total(weights, r.neg, by="column") / beside.clamp_min(1)
-    return mean_where(positive, of > 0), torch.where(beside > 0, negative, 1).mean()
+    positives, negatives = count(r.pos, by="column"), count(r.neg, by="column")
+    positive = total(weights, r.pos, by="column") / positives.clamp_min(1)
+    negative = total(weights, r.neg, by="column") / negatives.clamp_min(1)
+    return mean_where(positive, positives > 0), torch.where(negatives > 0, negative, 1).mean()
 
 
 def balanced(pull: Tensor, push: Tensor, weights: Tensor, r: Relation) -> Tensor:
-    """The two terms of Proxy-Anchor, means over classes, with 1/Σ ω̄_c for 1/Σ 1."""
+    """The two terms of Proxy-Anchor, means over classes, with 1/Σ ω̄_c instead of 1/Σ 1."""
     positive, negative = averages(weights, r)
     return pull / positive + push / negative  # Eq. 13
 
 
 class ProxyISA(Strategy):
-    """A loss with one proxy a class, its exponents weighted by how far each class is learnt."""
+    """A loss with one proxy per class, with exponents weighted by how well each class is learnt."""
 
     natural_inner = "proxy_anchor"
+    proxies = inner_proxies
     steps: Tensor
     seen: Tensor  # [C] n
     average: Tensor  # [C] S_avg
-    filtered: Tensor  # [N] how often each training image was an outlier; N is not known before at_check
+    filtered: Tensor  # [N] how often each training image was an outlier; N is known from at_check on
     history: Tensor  # [checks, C] S_avg at every check
-    checks: Tensor  # [checks] the steps taken by then
+    checks: Tensor  # [checks] the number of steps at each
 
     def __init__(
         self,
@@ -178,15 +180,15 @@ class ProxyISA(Strategy):
         steps_per_epoch: int = 0,
     ) -> None:
         super().__init__(inner)
-        if inner.proxies is None or inner.proxies.per_class != 1:
-            there = "has none" if inner.proxies is None else f"has {inner.proxies.per_class}"
-            raise NearkinError(f"proxy_isa needs a loss with one proxy a class; this one {there}.")
+        proxies = require_proxies(inner, "proxy_isa")
+        if proxies.per_class != 1:
+            raise NearkinError(f"proxy_isa needs a loss with one proxy per class; this one has {proxies.per_class}.")
         if volume <= 1:
-            raise NearkinError(f"proxy_isa: volume is the most that E can become, above 1, not {volume}.")
+            raise NearkinError(f"proxy_isa: volume, the upper limit of E, is a number above 1, not {volume}.")
         self.settings = {"V": volume, "h": hardness, "k": sensitivity, "margin": margin, "tau": tau}
         self.penalty, self.count = penalty, count
         self.queue_from, self.filter_from, self.steps_per_epoch = queue_from, filter_from, steps_per_epoch
-        classes = inner.proxies.classes
+        classes = proxies.classes
         self.memory = Memory(size, dim)
         self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
         self.register_buffer("seen", torch.zeros(classes, dtype=torch.int64))
@@ -194,13 +196,9 @@ class ProxyISA(Strategy):
         self.register_buffer("filtered", torch.zeros(0, dtype=torch.int64))
         self.register_buffer("history", torch.zeros(0, classes))
         self.register_buffer("checks", torch.zeros(0, dtype=torch.int64))
-        self._filter: tuple[Tensor, Tensor] | None = None  # labels and outliers of a batch, from loss to after_step
-
-    @property
-    def proxies(self) -> Proxies:
-        """The proxies of the loss."""
-        assert self.inner.proxies is not None
-        return self.inner.proxies
+        self._filter: tuple[Tensor, Tensor] | None = (
+            None  # labels and outliers of a batch, passed from loss to after_step
+        )
 
     def class_values(self) -> dict[str, Tensor]:
         return super().class_values() | {"hardness": 1 - self.settings["h"] * self.average}
@@ -231,37 +229,35 @@ class ProxyISA(Strategy):
 
     def _weigh(self, r: Relation) -> tuple[Tensor, Tensor]:
         """ω [B, C], and which samples are outliers [B]."""
-        far = self._progress()
-        s = r.s.gather(1, r.rows[:, None]).squeeze(1)  # one proxy a class: column c is class c
+        state = self._progress()
+        s = r.s.gather(1, r.rows[:, None]).squeeze(1)  # one proxy per class: column c is class c
         ones = torch.ones_like(s)
         positive, negative = ones, ones[:, None]
         if self.penalty in ("effective", "bounded", "decayed"):
-            penalty = {"effective": 1 / far.E.clamp_min(1), "bounded": far.nu, "decayed": far.sigma}[self.penalty]
+            penalty = {"effective": 1 / state.E.clamp_min(1), "bounded": state.nu, "decayed": state.sigma}[self.penalty]
             y, on = r.rows, self._since(self.filter_from, len(s))
-            weighed = positive_weights(s, penalty[y], learned=far.learned[y], outlier=far.outlier[y])
-            positive = torch.where(on, weighed, ones)
+            weights = positive_weights(s, penalty[y], learned=state.learned[y], outlier=state.outlier[y])
+            positive = torch.where(on, weights, ones)
         if self.penalty != "none":
-            negative = negative_weights(r.s, far.E, outlier=far.outlier)
-        return torch.where(r.pos, positive[:, None], negative), self._outliers(s, r.rows, far)
+            negative = negative_weights(r.s, state.E, outlier=state.outlier)
+        return torch.where(r.pos, positive[:, None], negative), self._outliers(s, r.rows, state)
 
     @torch.no_grad()
     def _remember(self, step: Step) -> None:
-        """The queue, S_avg, n and how often images were filtered, after a batch."""
+        """Update the queue, S_avg, n and the filter counts after a batch."""
         if not (self.steps_per_epoch or len(self.filtered)):
-            raise NearkinError(
-                "proxy_isa switches on by epochs: call at_check before the first step, or give steps_per_epoch."
-            )
+            raise NearkinError("proxy_isa counts epochs: call at_check before the first step, or set steps_per_epoch.")
         y, classes = step.y, len(self.seen)
         kept, self._filter = self._filter, None
         if kept is not None and kept[0] is y:
             outliers = kept[1]
         else:  # no loss was computed for this batch
-            s = own_similarity(step.x, self.proxies.vectors[y], self.space)
+            s = rowwise_similarity(step.x, self.proxies.vectors[y], self.space)
             outliers = self._outliers(s, y, self._progress())
         on = self._since(self.queue_from, len(y))
         self.memory.enqueue(step.x.detach(), y, keep=on & ~outliers)
         labels = self.memory.labels
-        s = own_similarity(self.memory.vectors, self.proxies.vectors[labels.clamp_min(0)], self.space)
+        s = rowwise_similarity(self.memory.vectors, self.proxies.vectors[labels.clamp_min(0)], self.space)
         average, entries = average_similarity(s, labels, classes=classes)
         times = self.seen.new_zeros(classes).index_add_(0, y, torch.ones_like(y))
         self.average = torch.where(on & (times > 0) & (entries > 0), average, self.average)
@@ -273,16 +269,20 @@ class ProxyISA(Strategy):
     def _progress(self) -> Progress:
         return progress(self.seen, self.average, **self.settings)
 
-    def _outliers(self, s: Tensor, y: Tensor, far: Progress) -> Tensor:
-        return self._since(self.filter_from, len(y)) & (s < far.outlier[y])
+    def _outliers(self, s: Tensor, y: Tensor, state: Progress) -> Tensor:
+        return self._since(self.filter_from, len(y)) & (s < state.outlier[y])
 
     def _since(self, epoch: int, size: int) -> Tensor:
-        """Whether that epoch has begun, as a tensor: nothing is read back to the host."""
+        """Whether that epoch has started, as a tensor, without a host sync."""
         per_epoch = self.steps_per_epoch or max(len(self.filtered) // size, 1)
         return self.steps >= (epoch - 1) * per_epoch
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
-        for name in ("filtered", "history", "checks"):  # as long as the data or the run, which a new method is not told
+        for name in (
+            "filtered",
+            "history",
+            "checks",
+        ):  # their length depends on data and run, which a new method does not know
             if (found := state_dict.get(prefix + name)) is not None:
                 setattr(self, name, getattr(self, name).new_zeros(found.shape))
         super()._load_from_state_dict(state_dict, prefix, *rest)

@@ -1,30 +1,30 @@
 """PA-1st, PA-2nd. Kim, Guerrero, Pham, Pavlovic: Variational Continual Proxy-Anchor for Deep Metric Learning.
 AISTATS 2022, Sec. 4.6.
 
-The proxies of a loss are moved several times a batch, by AdamW or by Newton steps: is that VCPA's gain?
+Moves the proxies of a loss several times per batch, by AdamW or Newton steps, to test whether that is VCPA's gain.
 
     p ← AdamW step on L(B; p)                                                                                (PA-1st)
     p ← p − ∇L_PA(B; p)/∇²L_PA(B; p), with VCPA's Eq. 24, 25                                                 (PA-2nd)
 
 Symbols
-    p the proxies; L(B; p) the inner loss of the batch; M updates a batch (`steps`), first or second `order`.
+    p the proxies; L(B; p) the inner loss of the batch; M updates per batch (`steps`), of first or second `order`.
 
 Algorithm
     1  loss         M updates of p on the batch's detached embeddings, from where the last batch left them
-    2  loss         the inner loss at the new p: what moves θ
-    3  after_step   p is kept
+    2  loss         the inner loss at the new p, which moves θ
+    3  after_step   keep p
 
 Settings
     M = 10; AdamW for first order. Learning rate and weight decay are not stated: 0.01 and 1e-4, as Proxy-Anchor's code
     has for its proxies (100 × 1e-4) on CUB and Cars.
 
 Departures
-    The proxies' learning rate does not follow the run's schedule: they are buffers, no part of its optimiser.
-    The Hessian is at least `damping`, since nothing else keeps it from vanishing; ‖p‖ is at least 1e-6 in it.
+    The proxies' learning rate does not follow the run's schedule: they are buffers, not part of its optimiser.
+    The Hessian is at least `damping`, since nothing else keeps it above 0; ‖p‖ is at least 1e-6 in it.
 
 Relations
-    `vcpa` has Gaussians in place of p and a KL that holds them back. With `steps=1`, first order, this is nearly
-    `proxy_anchor`, whose θ moves by the proxies before their step.
+    `vcpa` has Gaussians instead of p, and a KL term that restrains them. With `steps=1`, first order, this is nearly
+    `proxy_anchor`, where θ moves by the proxies before their step.
 """
 
 from typing import Literal
@@ -34,8 +34,8 @@ from torch import Tensor
 
 from nearkin.errors import NearkinError
 from nearkin.methods.base import Loss, Step, Strategy
-from nearkin.methods.proxies import Proxies
-from nearkin.methods.strategies.inner_steps import InnerAdam, Moved, hold, objective_at, proxies_of
+from nearkin.methods.strategies.inner_loss import inner_proxies, objective_at, require_proxies
+from nearkin.methods.strategies.proxy_steps import InnerAdam, Moved, hold
 from nearkin.methods.strategies.vcpa import Batch, anchor_batch, anchor_slopes, check_closed_forms
 
 
@@ -46,9 +46,10 @@ def newton_step(p: Tensor, b: Batch, *, damping: float) -> Tensor:
 
 
 class ProxyUpdates(Strategy):
-    """A loss with proxies, moved `steps` times a batch; second order for proxy_anchor alone."""
+    """A loss whose proxies move `steps` times per batch; second order works only for proxy_anchor."""
 
     natural_inner = "proxy_anchor"
+    proxies = inner_proxies
 
     def __init__(
         self,
@@ -61,7 +62,7 @@ class ProxyUpdates(Strategy):
         damping: float = 1e-8,
     ) -> None:
         super().__init__(inner)
-        proxies = proxies_of(inner, "proxy_updates")
+        proxies = require_proxies(inner, "proxy_updates")
         if order == 2:
             check_closed_forms(inner, "proxy_updates", instead="use order=1")
         if steps < 1 or lr <= 0 or weight_decay < 0 or damping <= 0:
@@ -73,12 +74,6 @@ class ProxyUpdates(Strategy):
         hold(proxies, proxies.vectors.detach())
         self.adam = InnerAdam(1, proxies.vectors.shape, lr=lr, weight_decay=weight_decay) if order == 1 else None
         self._moved: Moved | None = None
-
-    @property
-    def proxies(self) -> Proxies:
-        """The proxies of the loss."""
-        assert self.inner.proxies is not None
-        return self.inner.proxies
 
     def loss(self, step: Step) -> Tensor:
         if not self.training:
@@ -98,7 +93,7 @@ class ProxyUpdates(Strategy):
         return objective_at(p, self.inner, x, y, self.space)
 
     def _move(self, step: Step) -> Moved:
-        """The state after this batch, by M updates from the last one's."""
+        """The state after this batch: M updates from the state after the last one."""
         p, x = self.proxies.vectors.detach(), step.x.detach()
         if self.adam is not None:
             moved, moments = self.adam.move([p], lambda p: self._objective(p, x, step.y), self.steps)

@@ -1,6 +1,6 @@
 """VCPA. Kim, Guerrero, Pham, Pavlovic: Variational Continual Proxy-Anchor for Deep Metric Learning. AISTATS 2022.
 
-Each proxy is a Gaussian, carried from batch to batch as in continual learning; the loss sees a sample of it.
+Each proxy is a Gaussian, carried from batch to batch as in continual learning; the loss uses a sample of it.
 
     L_PA(B) = 1/|C| Σ_j { log(1 + Σ_{x∈B_j⁺} e^{α(δ − s(x, p_j))}) + log(1 + Σ_{x∈B_j⁻} e^{α(s(x, p_j) + δ)}) }    (4)
     min_{μ,σ}  KL(q_t ‖ q_{t−1}) + 1/τ E_{q_t}[L_PA(B_t)]                                                        (12)
@@ -18,14 +18,14 @@ Each proxy is a Gaussian, carried from batch to batch as in continual learning; 
 
 Symbols
     q_t = Π_j N(p_j; μ_j, σ_j²) over the proxies of C; μ, σ of this batch, μ', σ' of the last; B_j⁺, B_j⁻ the batch's
-    samples of j's class and of others; f(x) unit embedding; s cosine; τ weight of the KL (`tau`); M steps a batch
-    (`steps`); σ_min (`sigma_min`); σ̄ the uncertainty of a class. Squares, products and quotients are element-wise.
+    samples of j's class and of other classes; f(x) unit embedding; s cosine; τ weight of the KL (`tau`); M steps per
+    batch (`steps`); σ_min (`sigma_min`); σ̄ the uncertainty of a class. Squares, products, quotients are element-wise.
 
 Algorithm
-    0  μ⁰ = 0, σ⁰ = 1, in buffers; `groups` has none of them
+    0  μ⁰ = 0, σ⁰ = 1, in buffers, so that `groups` does not list them
     1  loss         warm start (μ, σ) = (μ', σ')
     2  loss         M times: p̂ by a fresh ε; Eq. 13 with τ·KL + L_PA on detached embeddings; σ ← max(σ, σ_min)
-    3  loss         L_PA of the batch at one more fresh p̂: what moves θ
+    3  loss         L_PA of the batch at one more fresh p̂, which moves θ
     4  after_step   (μ', σ') = (μ, σ)
     Without Newton (`newton=False`; SOP, In-Shop) step 2 is M Adam steps on τ·KL + L.
 
@@ -35,19 +35,19 @@ Settings
     learning rate halved every 10 (CUB) or 20 epochs, × 0.25 every 20 (In-Shop).
 
 Departures
-    H is at least `damping`: with τ → 0 it can vanish. τ = 0 leaves the KL out, and σ then moves by L_PA alone.
+    H is at least `damping`: with τ → 0 it can vanish. τ = 0 leaves the KL out, and σ then moves by L_PA only.
     ‖p̂‖ is at least 1e-6, as everywhere here: without sampling p̂ = μ⁰ = 0 in the first step.
-    `positives="batch"` divides the positive sum by the proxies that have a positive in the batch, as Proxy-Anchor's own
+    `positives="batch"` divides the positive sum by the proxies that have a positive in the batch, as Proxy-Anchor's
     code does, in every equation; "all" is Eq. 4. It replaces that option of the inner loss.
-    The paper prints no first-order form. A single gradient step from the warm start would never see the KL, whose
-    gradient is 0 there; hence M steps, with ‖p̂‖ free and Adam's moments kept from batch to batch (`lr` 0.01 is
-    Proxy-Anchor's 100 × 1e-4 and does not decay). `steps=1` is possible.
+    The paper prints no first-order form. A single gradient step from the warm start would ignore the KL, whose gradient
+    is 0 there; hence M steps, with ‖p̂‖ free and Adam's moments kept from batch to batch (`lr` 0.01 is Proxy-Anchor's
+    100 × 1e-4 and does not decay). `steps=1` is possible.
     `per_class` > 1: |C| counts proxies. `sigma` is σ⁰; `initial="means"` of the inner loss makes μ⁰ the class means.
-    `samples` > 1 averages derivatives and loss over as many ε. In eval mode the loss is taken at μ.
-    σ̄ is a class's mean where it has several proxies; the standard deviation divides by K − 1.
+    `samples` > 1 averages derivatives and loss over several ε. In eval mode the loss is taken at μ.
+    σ̄ is averaged over the proxies of a class; the standard deviation divides by K − 1.
 
 Relations
-    `proxy_updates` moves plain proxies as often, without q; `moco` fights forgetting by a momentum network instead.
+    `proxy_updates` moves plain proxies as often, without q; `moco` reduces forgetting by a momentum network.
     With `sample=False` and τ = 0 the Newton form is `proxy_updates(order=2)` from μ⁰.
 """
 
@@ -61,24 +61,24 @@ from torch.linalg import vector_norm
 from nearkin.errors import NearkinError
 from nearkin.methods.base import Loss, Step, Strategy
 from nearkin.methods.losses.proxy_anchor import ProxyAnchor
-from nearkin.methods.proxies import Proxies
-from nearkin.methods.strategies.inner_steps import InnerAdam, Moved, hold, objective_at, proxies_of
+from nearkin.methods.strategies.inner_loss import inner_proxies, objective_at, require_proxies
+from nearkin.methods.strategies.proxy_steps import InnerAdam, Moved, hold
 from nearkin.space import Space
 
 LEAST = 1e-6  # ‖p̂‖, as in `Space.project`
-BLOCK = {"cpu": 2**17}  # numbers of [P, D] at a time: what stays in a CPU's cache; elsewhere few launches count
+BLOCK = {"cpu": 2**17}  # numbers of [P, D] at a time: fits in a CPU's cache; elsewhere few launches matter more
 LARGE_BLOCK = 2**23
 
 
 class Gaussian(NamedTuple):
-    """q: one Gaussian a proxy, independent in every dimension."""
+    """q: one Gaussian per proxy with independent dimensions."""
 
     mu: Tensor  # [P, D]
     sigma: Tensor  # [P, D]
 
 
 class Slopes(NamedTuple):
-    """First and second derivatives by μ and σ, [P, D] each; the second are the Hessian's diagonal."""
+    """First and second derivatives by μ and σ, [P, D] each; the second are the diagonal of the Hessian."""
 
     g_mu: Tensor
     g_sigma: Tensor
@@ -87,13 +87,13 @@ class Slopes(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """What the derivatives of L_PA need of a batch. A row of zeros before its samples is the 1 in 1 + Σ h."""
+    """Inputs to the derivatives of L_PA. The row of zeros before the samples is the 1 in 1 + Σ h."""
 
     f: Tensor  # [1 + B, D] unit embeddings
     squares: Tensor  # [1 + B, D]
     offsets: Tensor  # [2, P, 1 + B] αδ for x in B_j⁺, then in B_j⁻; −inf for the others; 0 for the 1
     signs: Tensor  # [2, 1, 1] −1, 1
-    share: Tensor  # |C| over what the positive sum is divided by
+    share: Tensor  # |C| over the divisor of the positive sum
     alpha: float
     proxies: int  # |C|
 
@@ -105,12 +105,12 @@ def kl(q: Gaussian, last: Gaussian) -> Tensor:
 
 
 def draw(q: Gaussian, eps: Tensor) -> Tensor:
-    """p̂ [P, D] by noise of N(0, I)."""
+    """p̂ [P, D] from noise of N(0, I)."""
     return torch.addcmul(q.mu, q.sigma, eps)  # Eq. 20
 
 
 def kl_slopes(q: Gaussian, mean: Tensor, precision: Tensor) -> Slopes:
-    """Of the KL to a Gaussian of that mean and precision 1/σ'²."""
+    """Derivatives of the KL to a Gaussian with the given mean and precision 1/σ'²."""
     inverse = q.sigma.reciprocal()
     g_mu, g_sigma = (q.mu - mean) * precision, q.sigma * precision - inverse  # Eq. 21
     return Slopes(g_mu, g_sigma, precision, torch.addcmul(precision, inverse, inverse))  # Eq. 22
@@ -119,19 +119,19 @@ def kl_slopes(q: Gaussian, mean: Tensor, precision: Tensor) -> Slopes:
 def make_batch(
     f: Tensor, y: Tensor, labels: Tensor, *, alpha: float, delta: float, positives: Literal["all", "batch"] = "all"
 ) -> Batch:
-    """The record of a batch of unit embeddings f [B, D] for proxies of these labels [P]."""
+    """The Batch of unit embeddings f [B, D] for proxies with `labels` [P]."""
     f = torch.cat([torch.zeros_like(f[:1]), f])
-    kin = labels[:, None] == y
-    P, with_positive = len(labels), kin.any(1).sum(dtype=f.dtype).clamp_min(1)
+    same = labels[:, None] == y
+    P, with_positive = len(labels), same.any(1).sum(dtype=f.dtype).clamp_min(1)
     share = P / with_positive if positives == "batch" else torch.ones_like(with_positive)
-    inside = torch.nn.functional.pad(torch.stack([kin, ~kin]), (1, 0), value=True)
+    inside = torch.nn.functional.pad(torch.stack([same, ~same]), (1, 0), value=True)
     exponent = torch.nn.functional.pad(f.new_full((len(y),), alpha * delta), (1, 0))
     signs = torch.arange(-1, 2, 2, device=f.device, dtype=f.dtype)[:, None, None]
     return Batch(f, f.square(), torch.where(inside, exponent, -torch.inf), signs, share, alpha, P)
 
 
 def anchor_slopes(p: Tensor, b: Batch) -> tuple[Tensor, Tensor]:
-    """Gradient and diagonal Hessian [P, D] of L_PA by proxies p, their norms held constant."""
+    """Gradient and diagonal Hessian [P, D] of L_PA by proxies p, with their norms held constant."""
     k = b.alpha / vector_norm(p, dim=1, keepdim=True).clamp_min(LEAST)
     h = torch.softmax(torch.addcmul(b.offsets, b.signs, k * (p @ b.f.T)), -1)  # Eq. 23, over 1 + Σ h
     G = (h.flatten(0, 1) @ b.f).view(2, *p.shape)  # Eq. 24, G⁺ and G⁻ in one product
@@ -142,16 +142,18 @@ def anchor_slopes(p: Tensor, b: Batch) -> tuple[Tensor, Tensor]:
 
 
 def slopes(q: Gaussian, mean: Tensor, precision: Tensor, eps: Tensor, b: Batch, *, tau: float) -> Slopes:
-    """Of τ·KL + L_PA, averaged over the samples of eps [S, P, D]."""
-    parts = []
+    """Derivatives of τ·KL + L_PA, averaged over the samples of eps [S, P, D]."""
+    terms = []
     for e in eps:
         g, H = anchor_slopes(draw(q, e), b)
-        parts.append((g, e * g, H, e * e * H))  # Eq. 26, 27
-    own = Slopes(*(part[0] if len(part) == 1 else torch.stack(part).mean(0) for part in zip(*parts, strict=True)))
+        terms.append((g, e * g, H, e * e * H))  # Eq. 26, 27
+    loss = Slopes(
+        *(values[0] if len(values) == 1 else torch.stack(values).mean(0) for values in zip(*terms, strict=True))
+    )
     if tau == 0:
-        return own
+        return loss
     prior = kl_slopes(q, mean, precision)
-    return Slopes(*(torch.add(a, c, alpha=tau) for a, c in zip(own, prior, strict=True)))  # Eq. 28, 29 times τ
+    return Slopes(*(torch.add(a, c, alpha=tau) for a, c in zip(loss, prior, strict=True)))  # Eq. 28, 29 times τ
 
 
 def newton_step(
@@ -173,16 +175,16 @@ def newton_step(
 
 
 def check_closed_forms(inner: Loss, strategy: str, *, instead: str) -> None:
-    """Refuse a loss whose derivatives are not Eq. 24 and 25."""
+    """Refuse a loss whose derivatives are not those of Eq. 24 and 25."""
     if not isinstance(inner, ProxyAnchor):
         raise NearkinError(
-            f"The Newton steps of {strategy} are closed forms of proxy_anchor's derivatives, and "
-            f"{inner.spec.name or 'this loss'} has others: {instead}."
+            f"The Newton steps of {strategy} are closed forms for proxy_anchor and do not fit "
+            f"{inner.spec.name or 'this loss'}: {instead}."
         )
 
 
 def anchor_batch(inner: Loss, x: Tensor, y: Tensor, space: Space) -> Batch:
-    """The record of a batch of embeddings x [B, D], for Newton steps on all proxies of a proxy_anchor."""
+    """The Batch of embeddings x [B, D], for Newton steps on all proxies of a proxy_anchor."""
     assert isinstance(inner, ProxyAnchor)
     if not space.has_unit_norm:
         raise NearkinError(f"Newton steps are closed forms for cosine similarity, not for {space}: set space=cosine.")
@@ -193,13 +195,13 @@ def anchor_batch(inner: Loss, x: Tensor, y: Tensor, space: Space) -> Batch:
 
 @cache
 def compiled_step() -> Any:
-    """`newton_step` as a few fused kernels, for a run that compiles its network."""
+    """`newton_step`, compiled, for a run that compiles its network."""
     return torch.compile(newton_step, dynamic=False)
 
 
 @torch.no_grad()
 def uncertainty(q: Gaussian, *, samples: int = 1000, seed: int = 0) -> Tensor:
-    """σ̄ [P], how far the directions of a proxy's samples spread; all proxies see the same noise."""
+    """σ̄ [P], the spread of the directions of each proxy's samples; all proxies use the same noise."""
     rng = torch.Generator(q.mu.device).manual_seed(seed)
     eps = torch.randn(samples, 1, q.mu.shape[1], generator=rng, device=q.mu.device, dtype=q.mu.dtype)
     rows = max(1, 2**23 // eps.numel())
@@ -208,9 +210,10 @@ def uncertainty(q: Gaussian, *, samples: int = 1000, seed: int = 0) -> Tensor:
 
 
 class VCPA(Strategy):
-    """Proxy-Anchor with a Gaussian a proxy, moved by Newton steps; or any loss with proxies, by Adam steps."""
+    """Proxy-Anchor with one Gaussian per proxy, moved by Newton steps; or any loss with proxies, by Adam steps."""
 
     natural_inner = "proxy_anchor"
+    proxies = inner_proxies  # their vectors are μ
     sigma: Tensor  # [P, D]
 
     def __init__(
@@ -229,7 +232,7 @@ class VCPA(Strategy):
         lr: float = 0.01,
     ) -> None:
         super().__init__(inner)
-        proxies = proxies_of(inner, "vcpa")
+        proxies = require_proxies(inner, "vcpa")
         if newton:
             check_closed_forms(inner, "vcpa", instead="use newton=False")
         if tau < 0 or steps < 1 or samples < 1 or not 0 < sigma_min <= sigma or damping <= 0 or lr <= 0:
@@ -239,8 +242,8 @@ class VCPA(Strategy):
             )
         if positives == "batch" and not isinstance(inner, ProxyAnchor):
             raise NearkinError(
-                f"vcpa: positives=batch is about proxy_anchor's sums, which {inner.spec.name or 'this loss'} does not "
-                "have: leave it out."
+                f"vcpa: positives=batch applies only to proxy_anchor, not to {inner.spec.name or 'this loss'}: "
+                "leave it out."
             )
         if isinstance(inner, ProxyAnchor):
             inner.positives = positives
@@ -252,18 +255,12 @@ class VCPA(Strategy):
         self.adam = None if newton else InnerAdam(2, proxies.vectors.shape, lr=lr)
         self._moved: Moved | None = None
 
-    @property
-    def proxies(self) -> Proxies:
-        """The proxies of the loss; their vectors are μ."""
-        assert self.inner.proxies is not None
-        return self.inner.proxies
-
     def class_values(self) -> dict[str, Tensor]:
-        own = {}
-        if self.sample:  # else σ is where it began
+        values = {}
+        if self.sample:  # else σ never moved
             spread = uncertainty(Gaussian(self.proxies.vectors, self.sigma))
-            own = {"uncertainty": spread.view(-1, self.proxies.per_class).mean(1)}
-        return {**super().class_values(), **own}
+            values = {"uncertainty": spread.view(-1, self.proxies.per_class).mean(1)}
+        return {**super().class_values(), **values}
 
     def loss(self, step: Step) -> Tensor:
         if not self.training:
@@ -281,7 +278,7 @@ class VCPA(Strategy):
             moved.keep([self.proxies.vectors, self.sigma, *([] if self.adam is None else self.adam.held())])
 
     def _expected(self, q: Gaussian, step: Step, x: Tensor) -> Tensor:
-        """E_q of the inner loss, by the mean over samples of q."""
+        """E_q of the inner loss, estimated by samples of q."""
         points = [draw(q, eps) for eps in self._noise(q.mu, step)]
         values = [objective_at(p, self.inner, x, step.y, self.space) for p in points]
         return values[0] if len(values) == 1 else torch.stack(values).mean()
@@ -294,7 +291,7 @@ class VCPA(Strategy):
         return torch.randn(shape, generator=step.rng, device=like.device, dtype=like.dtype)
 
     def _move(self, step: Step) -> Moved:
-        """The state after this batch, by M steps from the last one's."""
+        """The state after this batch: M steps from the state after the last one."""
         last = Gaussian(self.proxies.vectors, self.sigma)
         if self.adam is None:
             with torch.no_grad(), torch.autocast(step.x.device.type, enabled=False):
@@ -302,8 +299,8 @@ class VCPA(Strategy):
 
         def objective(mu: Tensor, sigma: Tensor) -> Tensor:
             q = Gaussian(mu, sigma)
-            own = self._expected(q, step, step.x.detach())
-            return own + self.tau * kl(q, last) if self.tau else own  # Eq. 12 times τ
+            value = self._expected(q, step, step.x.detach())
+            return value + self.tau * kl(q, last) if self.tau else value  # Eq. 12 times τ
 
         def clamp(tensors: list[Tensor]) -> None:
             tensors[1].clamp_min_(self.bounds["sigma_min"])
@@ -316,12 +313,12 @@ class VCPA(Strategy):
         step_of = compiled_step() if self.compiled else newton_step
         rows = max(1, BLOCK.get(last.mu.device.type, LARGE_BLOCK) // last.mu.shape[1])
         blocks = []
-        for start in range(0, len(last.mu), rows):  # a proxy's steps need no other proxy
+        for start in range(0, len(last.mu), rows):  # the steps of a proxy need no other proxy
             block = slice(start, start + rows)
-            q = begin = Gaussian(last.mu[block], last.sigma[block])
-            b, precision = whole._replace(offsets=whole.offsets[:, block]), begin.sigma.square().reciprocal()
+            q = first = Gaussian(last.mu[block], last.sigma[block])
+            b, precision = whole._replace(offsets=whole.offsets[:, block]), first.sigma.square().reciprocal()
             for _ in range(self.steps):
                 eps = self._noise(q.mu, step)
-                q = step_of(q, begin.mu, precision, eps, b, tau=self.tau, **self.bounds)
+                q = step_of(q, first.mu, precision, eps, b, tau=self.tau, **self.bounds)
             blocks.append(q)
         return [t[0] if len(blocks) == 1 else torch.cat(t) for t in zip(*blocks, strict=True)]

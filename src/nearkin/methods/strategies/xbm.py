@@ -1,6 +1,6 @@
 """XBM. Wang, Zhang, Huang, Scott: Cross-Batch Memory for Embedding Learning. CVPR 2020.
 
-A pair loss of the batch with itself, plus the same loss with a memory of the last embeddings, which drift slowly.
+A pair loss within the batch, plus the same loss against a memory of the last embeddings, which drift slowly.
 
     L = L_pair(batch, batch) + w · L_pair(batch, M)                                                  (Eq. 5 and §3.3)
 
@@ -9,28 +9,28 @@ Symbols
 
 Algorithm
     1  loss          the in-batch loss and the loss against the memory
-    2  after_step    from step `start` on, put the batch's detached embeddings into M over the oldest
+    2  after_step    from step `start` on, put the detached embeddings into M in place of the oldest
 
 Settings
     start 1,000 steps; size up to the whole training set (SOP); w = 1.
     As CCP's baseline: memory of 25 (CUB, Cars), 400 (In-Shop), 1,400 (SOP) batches.
 
 Departures
-    The authors' code puts the batch in before the loss, so that a sample meets its own copy (and drops pairs with
-    s ≥ 1 − 1e-5); here it goes in after the step, and no sample meets itself.
-    Before `start` the memory is empty and its term is 0, as empty slots are neither positive nor negative.
+    The authors' code adds the batch before the loss, so that a sample is compared with its own copy (and drops pairs
+    with s ≥ 1 − 1e-5); here it is added after the step.
+    Before `start` the memory is empty and its term is 0: empty slots are neither positive nor negative.
 
 Relations
-    `moco` fills the queue by a momentum network; `proxy_isa` keeps only clean samples.
+    `moco` fills its queue by a momentum network; `proxy_isa` keeps only samples that are not outliers.
 """
 
 import torch
 from torch import Tensor
 
-from nearkin.errors import NearkinError
 from nearkin.methods.base import Loss, Step, Strategy
 from nearkin.methods.memory import Memory
 from nearkin.methods.relation import relate
+from nearkin.methods.strategies.inner_loss import require_pairs
 
 
 class XBM(Strategy):
@@ -41,8 +41,7 @@ class XBM(Strategy):
 
     def __init__(self, inner: Loss, *, dim: int, size: int = 1024, start: int = 1000, weight: float = 1.0) -> None:
         super().__init__(inner)
-        if inner.proxies is not None:
-            raise NearkinError("xbm needs a loss on pairs of samples; this one compares with proxies.")
+        require_pairs(inner, "xbm")
         self.memory = Memory(size, dim)
         self.start, self.weight = start, weight
         self.register_buffer("steps", torch.zeros((), dtype=torch.int64))

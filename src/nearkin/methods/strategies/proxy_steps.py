@@ -1,44 +1,26 @@
-"""What strategies share that move proxies themselves, within a step: proxies as a buffer, a loss at other proxies, and
-Adam with its moments in buffers."""
+"""Steps on proxies inside a training step: proxies as a buffer, and Adam with its moments in buffers."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim.adamw import adamw
 
-from nearkin.errors import NearkinError
-from nearkin.methods.base import Loss
 from nearkin.methods.proxies import Proxies
-from nearkin.methods.relation import References, relate
-from nearkin.space import Space, never_lower
-
-
-def proxies_of(inner: Loss, strategy: str) -> Proxies:
-    """The inner loss's proxies, or a sentence where it has none."""
-    if inner.proxies is None:
-        raise NearkinError(f"{strategy} needs a loss with proxies; {inner.spec.name or 'this one'} has none.")
-    return inner.proxies
+from nearkin.methods.state import PreciseModule
 
 
 def hold(proxies: Proxies, vectors: Tensor) -> None:
-    """Make the proxies' vectors a buffer: the strategy moves them, no optimiser does."""
+    """Make the proxies' vectors a buffer, so that the strategy moves them and no optimiser does."""
     del proxies.vectors
     proxies.register_buffer("vectors", vectors)
 
 
-def objective_at(vectors: Tensor, inner: Loss, x: Tensor, y: Tensor, space: Space) -> Tensor:
-    """The inner loss of a batch with its proxies at `vectors`."""
-    assert inner.proxies is not None
-    here = References(vectors, inner.proxies.labels, None, inner.proxies.per_class)
-    return inner.objective(relate(x, y, here, space))
-
-
 class Moved(NamedTuple):
-    """New state, on its way from `loss` to `after_step`: a loss that is computed twice moves nothing twice."""
+    """New state, passed from `loss` to `after_step`, so that computing a loss twice does not move the state twice."""
 
-    y: Tensor  # the batch's labels, by which it is known
+    y: Tensor  # the batch's labels, which identify it
     tensors: list[Tensor]
 
     @torch.no_grad()
@@ -48,11 +30,11 @@ class Moved(NamedTuple):
             old.copy_(new)
 
 
-class InnerAdam(nn.Module):
-    """AdamW for `count` tensors of one shape. Steps are taken on copies of the moments, to be kept or not."""
+class InnerAdam(PreciseModule):
+    """AdamW for `count` tensors of one shape. Steps work on copies of the moments, which the caller may keep."""
 
     moments: Tensor  # [2, count, …] of the gradients and of their squares
-    taken: Tensor  # how many steps
+    taken: Tensor  # number of steps
 
     def __init__(self, count: int, shape: Sequence[int], *, lr: float, weight_decay: float = 0.0) -> None:
         super().__init__()
@@ -61,7 +43,7 @@ class InnerAdam(nn.Module):
         self.register_buffer("taken", torch.zeros((), dtype=torch.int64))
 
     def held(self) -> list[Tensor]:
-        """All that changes with a step."""
+        """The state that changes with a step."""
         return [self.moments, self.taken]
 
     def move(
@@ -71,8 +53,10 @@ class InnerAdam(nn.Module):
         steps: int,
         after: Callable[[list[Tensor]], None] = lambda _: None,
     ) -> tuple[list[Tensor], list[Tensor]]:
-        """Where the tensors are after so many steps on `objective(*tensors)`, `after` called on them after each; and
-        what `held` becomes."""
+        """The tensors after `steps` steps on `objective(*tensors)`, and the new values of `held`.
+
+        `after` is called with the tensors after each step.
+        """
         tensors = [t.detach().clone() for t in start]
         moments = self.moments.clone()
         taken = [self.taken.to(torch.float32, copy=True) for _ in tensors]
@@ -81,7 +65,7 @@ class InnerAdam(nn.Module):
                 leaves = [t.detach().requires_grad_() for t in tensors]
                 gradients = torch.autograd.grad(objective(*leaves), leaves)
             with torch.no_grad():
-                # Fused: one launch, and on a GPU the count of steps stays there.
+                # Fused: one launch, and the step count stays on the GPU.
                 adamw(
                     tensors,
                     list(gradients),
@@ -100,6 +84,3 @@ class InnerAdam(nn.Module):
                 )
                 after(tensors)
         return tensors, [moments, self.taken + steps]
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
-        return super()._apply(never_lower(fn), recurse)  # type: ignore[no-untyped-call]

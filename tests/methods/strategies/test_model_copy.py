@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from nearkin.errors import NearkinError
-from nearkin.methods.strategies.proximal import Anchor
+from nearkin.methods.strategies.model_copy import Anchor
 
 
 def network(seed):
