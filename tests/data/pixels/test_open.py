@@ -2,6 +2,7 @@
 
 import gc
 import weakref
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,9 @@ from image_helpers import SHORT_SIDE, add_bad_files, check_pixels, decode_images
 from PIL import Image
 
 from nearkin.data.images import Images
+from nearkin.data.pixels import cache as pixel_cache
 from nearkin.data.pixels import open as opening
+from nearkin.data.pixels.decode import measure
 from nearkin.data.pixels.open import free_memory, keep_images_open, open_store
 from nearkin.data.pixels.stores import MemoryStore, StreamStore
 from nearkin.data.pixels.tiles import TILE, tile_counts
@@ -70,8 +73,9 @@ def test_nothing_usable_is_refused(tmp_path: Path) -> None:
             open_store(images, short_side=SHORT_SIDE, device="cpu", location=location)
 
 
-def test_too_many_pixels_are_refused_by_name(photos: Images) -> None:
-    _, images, bad = open_store(photos, short_side=SHORT_SIDE, device="cpu", limit=2000)
+def test_too_many_pixels_are_refused_by_name(photos: Images, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pixel_cache, "measure", partial(measure, limit=2000))
+    _, images, bad = open_store(photos, short_side=SHORT_SIDE, device="cpu")
     assert [image.row for image in bad] == [2, 4]
     assert all("limit of 2,000" in str(image) for image in bad)
     assert len(images) == 6

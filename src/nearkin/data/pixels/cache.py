@@ -11,14 +11,13 @@ import shutil
 import tempfile
 import time
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from types import TracebackType
-from typing import NamedTuple, Self
+from typing import BinaryIO, NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from nearkin.data.images import Progress
@@ -37,7 +36,7 @@ class Entry(NamedTuple):
 
     key: bytes  # digest of its file
     size: tuple[int, int]
-    check: int  # checksum of its tiles
+    check: int  # CRC-32 of its tiles
 
 
 class CachedImage(NamedTuple):
@@ -54,11 +53,6 @@ class DamagedPack(Exception):  # noqa: N818 (not an error the user sees)
 def digest(data: bytes) -> bytes:
     """Return what identifies an image file, independent of its name and folder."""
     return hashlib.blake2b(data, digest_size=DIGEST).digest()
-
-
-def checksum(tiles: NDArray[np.uint8]) -> int:
-    """Return the CRC-32 of an image's tiles."""
-    return zlib.crc32(tiles.data)
 
 
 def packs_folder(cache: Path, *, short_side: int, channels: int) -> Path:
@@ -85,7 +79,7 @@ class Pack:
     def copy(self, row: int, target: Tensor) -> None:
         """Copy an image's tiles into `target` and verify their checksum."""
         tiles = self.tiles[self.ends[row - 1] if row else 0 : self.ends[row]]
-        if checksum(tiles) != int(self.check[row]):
+        if zlib.crc32(tiles.data) != int(self.check[row]):
             self.remove()
             raise DamagedPack(self.path)
         target.numpy()[:] = tiles
@@ -95,78 +89,54 @@ class Pack:
         shutil.rmtree(self.path, ignore_errors=True)
 
 
-class Packs:
-    """All packs of a folder in one table."""
-
-    def __init__(self, folder: Path, *, channels: int) -> None:
-        self.table: dict[bytes, CachedImage] = {}
-        for path in sorted(folder.glob("pack-*")):
-            try:
-                pack = Pack(path, channels=channels)
-            except DamagedPack:
-                continue
-            for row, key in enumerate(pack.digests):
-                self.table[key.tobytes()] = CachedImage(pack, row)
-
-    def __len__(self) -> int:
-        return len(self.table)
-
-    def find(self, key: bytes) -> CachedImage | None:
-        """Return the place of an image, or None."""
-        return self.table.get(key)
+def read_packs(folder: Path, *, channels: int) -> dict[bytes, CachedImage]:
+    """Return the place of each image in the packs of a folder, by the digest of its file."""
+    table: dict[bytes, CachedImage] = {}
+    for path in sorted(folder.glob("pack-*")):
+        with suppress(DamagedPack):
+            pack = Pack(path, channels=channels)
+            table |= {key.tobytes(): CachedImage(pack, row) for row, key in enumerate(pack.digests)}
+    return table
 
 
-class PackWriter:
-    """Write a pack: the tiles of each image, then the table and the final name. An unfinished pack is removed."""
+class PackWriter(NamedTuple):
+    """A pack that is being written."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.entries: list[Entry] = []
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            for old in folder.glob("new-*"):
-                if time.time() - old.stat().st_mtime > _STALE:
-                    shutil.rmtree(old, ignore_errors=True)
-            self.path = Path(tempfile.mkdtemp(prefix="new-", dir=folder))
-            self.file = (self.path / "tiles.bin").open("wb")
-        except OSError as error:
-            raise self._as_sentence(error) from None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.file.close()
-        shutil.rmtree(self.path, ignore_errors=True)  # does nothing after finish() has renamed it
+    tiles: BinaryIO
+    entries: list[Entry]
 
     def add(self, entry: Entry, tiles: Tensor) -> None:
         """Append an image."""
-        try:
-            self.file.write(tiles.numpy().data)
-        except OSError as error:
-            raise self._as_sentence(error) from None
+        self.tiles.write(tiles.numpy().data)
         self.entries.append(entry)
 
-    def finish(self) -> None:
-        """Write the table and rename the pack, unless it is empty."""
-        if not self.entries:
-            return
-        keys, size, check = zip(*self.entries, strict=True)
-        name = f"pack-{digest(b''.join(keys)).hex()}"
-        digests = np.frombuffer(b"".join(keys), np.uint8).reshape(-1, DIGEST)
-        try:
-            self.file.close()
-            np.savez(self.path / "index.npz", digest=digests, size=np.array(size), check=np.array(check))
-            if not (self.folder / name).exists():  # another process may have written the same pack
-                self.path.rename(self.folder / name)
-        except OSError as error:
-            raise self._as_sentence(error) from None
 
-    def _as_sentence(self, error: OSError) -> NearkinError:
+@contextmanager
+def write_pack(folder: Path) -> Iterator[PackWriter]:
+    """Write a pack, which gets its final name at the end of the context. After an error nothing is left of it."""
+    path = folder
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for old in folder.glob("new-*"):
+            if time.time() - old.stat().st_mtime > _STALE:
+                shutil.rmtree(old, ignore_errors=True)
+        path = Path(tempfile.mkdtemp(prefix="new-", dir=folder))
+        with (path / "tiles.bin").open("wb") as file:
+            writer = PackWriter(file, [])
+            yield writer
+        if writer.entries:
+            keys, size, check = zip(*writer.entries, strict=True)
+            digests = np.frombuffer(b"".join(keys), np.uint8).reshape(-1, DIGEST)
+            np.savez(path / "index.npz", digest=digests, size=np.array(size), check=np.array(check))
+            final = folder / f"pack-{digest(b''.join(keys)).hex()}"
+            if not final.exists():  # another process may have written the same pack
+                path.rename(final)
+    except OSError as error:
         why = error.strerror or str(error)
-        return NearkinError(f"Cannot write decoded images to {self.folder}: {why}. Make room or set NEARKIN_CACHE.")
+        raise NearkinError(f"Cannot write decoded images to {folder}: {why}. Make room or set NEARKIN_CACHE.") from None
+    finally:
+        if path != folder:
+            shutil.rmtree(path, ignore_errors=True)
 
 
 CHUNK = 2**28 // TILE  # tiles that are decoded before they are copied to the device and the cache: a quarter of a GiB
@@ -179,16 +149,15 @@ class Files(NamedTuple):
     paths: Sequence[Path]
     short_side: int
     channels: int
-    limit: int
     progress: Progress
 
 
-def find_cached(files: Files, packs: Packs | None) -> list[CachedImage | None]:
+def find_cached(files: Files, packs: Mapping[bytes, CachedImage]) -> list[CachedImage | None]:
     """Look up each image in the cache. If no image of a sample is found, the others are not read."""
 
     def find(path: Path) -> CachedImage | None:
         try:
-            return packs.find(digest(read_bytes(path))) if packs is not None else None
+            return packs.get(digest(read_bytes(path)))
         except BadImage:
             return None
 
@@ -202,7 +171,7 @@ def measure_all(files: Files, cached: Sequence[CachedImage | None]) -> tuple[Ten
 
     def look(row: int) -> tuple[int, int] | BadImage:
         try:
-            return measure(files.paths[row], short_side=files.short_side, limit=files.limit)
+            return measure(files.paths[row], short_side=files.short_side)
         except BadImage as error:
             return BadImage(error.path, error.reason, row=row)
 
@@ -253,8 +222,6 @@ def decode_all(
                 writer.add(done, target)
         if chunk is not wanted:
             wanted.copy_(chunk, non_blocking=True)
-    if writer is not None:
-        writer.finish()
     return Packed(tiles, first.to(device), size.to(device)), bad
 
 
@@ -262,13 +229,13 @@ def _decode(files: Files, row: int, target: Tensor, size: tuple[int, int]) -> En
     path = files.paths[row]
     try:
         data = read_bytes(path)
-        image = decode(data, path, short_side=files.short_side, channels=files.channels, limit=files.limit)
+        image = decode(data, path, short_side=files.short_side, channels=files.channels)
     except BadImage as error:
         return BadImage(path, error.reason, row=row)
     if tuple(image.shape[1:]) != size:
         return BadImage(path, "it was changed while it was being read", row=row)
     write_tiles(image, target)
-    return Entry(digest(data), size, checksum(target.numpy()))
+    return Entry(digest(data), size, zlib.crc32(target.numpy().data))
 
 
 def _chunks(counts: list[int]) -> Iterator[range]:

@@ -20,15 +20,14 @@ from nearkin.data.images import Dataset, Images, Progress, counted, listed
 from nearkin.data.pixels.cache import (
     DamagedPack,
     Files,
-    Packs,
-    PackWriter,
     decode_all,
     find_cached,
     measure_all,
     packs_folder,
+    read_packs,
+    write_pack,
 )
 from nearkin.data.pixels.decode import (
-    PIXEL_LIMIT,
     BadImage,
     as_channels,
     decode_file,
@@ -86,7 +85,6 @@ def open_store(
     cache: Path | None = None,
     progress: Progress = None,
     location: Location = "auto",
-    limit: int = PIXEL_LIMIT,
 ) -> tuple[Store, Images, list[BadImage]]:
     """Open images at a short side: return the store, the images in it, and those that cannot be used.
 
@@ -102,7 +100,7 @@ def open_store(
         packed = packed.to(device) if chosen == "device" else packed
         return MemoryStore(packed, short_side=short_side, channels=channels, device=device), images, []
     kept = _KEPT.get()
-    key = (short_side, str(device), channels, location, limit, tuple(images.sources))
+    key = (short_side, str(device), channels, location, tuple(images.sources))
     if kept is not None and key in kept.stores:
         store, bad = kept.stores.pop(key)
     else:
@@ -116,7 +114,6 @@ def open_store(
             cache=cache,
             progress=progress,
             location=location,
-            limit=limit,
         )
         if opened is None:
             raise none_usable(bad, len(images))
@@ -135,12 +132,11 @@ def open_files(
     cache: Path | None = None,
     progress: Progress = None,
     location: Location = "auto",
-    limit: int = PIXEL_LIMIT,
 ) -> tuple[Store | None, list[BadImage]]:
     """Open image files: return the store, None if no image can be used, and the images left out of it."""
     if not paths:
         raise NearkinError("There are no images to open.")
-    files = Files(paths, short_side, channels, limit, progress)
+    files = Files(paths, short_side, channels, progress)
     folder = None if cache is None else packs_folder(cache, short_side=short_side, channels=channels)
     for _ in range(3):
         try:
@@ -153,7 +149,7 @@ def open_files(
 def _open_files(
     files: Files, device: torch.device, folder: Path | None, location: Location
 ) -> tuple[Store | None, list[BadImage]]:
-    packs = None if folder is None or location == "stream" else Packs(folder, channels=files.channels)
+    packs = {} if folder is None or location == "stream" else read_packs(folder, channels=files.channels)
     cached = find_cached(files, packs)
     size, bad = measure_all(files, cached)
     chosen = _choose_location(TILE * int(1 + tile_counts(size, files.channels).sum()), device, location)
@@ -161,9 +157,9 @@ def _open_files(
     if chosen == "stream":
         good = _good_rows(size, bad)
         paths = [files.paths[row] for row in good.tolist()]
-        return StreamStore(paths, size[good], **how, limit=files.limit) if paths else None, bad
+        return StreamStore(paths, size[good], **how) if paths else None, bad
     memory = device if chosen == "device" else torch.device("cpu")
-    with nullcontext() if folder is None or all(cached) else PackWriter(folder) as writer:
+    with nullcontext() if folder is None or all(cached) else write_pack(folder) as writer:
         packed, undecodable = decode_all(files, cached, size, device=memory, writer=writer)
     bad = sorted([*bad, *undecodable], key=lambda image: image.row)
     good = _good_rows(size, bad)

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from nearkin.data.pixels.decode import PIXEL_LIMIT, BadImage, decode_file
+from nearkin.data.pixels.decode import BadImage, decode_file
 from nearkin.data.pixels.threads import Workers, cores, start_workers
 from nearkin.data.pixels.tiles import TILE, Packed, Pixels, canvas_for, first_tiles, tile_counts, unpack, write_tiles
 
@@ -52,16 +52,9 @@ class StreamStore:
     """Images that are decoded on demand. A file that cannot be decoded raises a BadImage that names it."""
 
     def __init__(
-        self,
-        paths: Sequence[Path],
-        size: Tensor,
-        *,
-        short_side: int,
-        channels: int,
-        device: torch.device,
-        limit: int = PIXEL_LIMIT,
+        self, paths: Sequence[Path], size: Tensor, *, short_side: int, channels: int, device: torch.device
     ) -> None:
-        self.paths, self.size, self.short_side, self.limit = paths, size, short_side, limit
+        self.paths, self.size, self.short_side = paths, size, short_side
         self.loader = BatchLoader(size, channels=channels, device=device, write_image=self._decode)
 
     def __len__(self) -> int:
@@ -75,8 +68,8 @@ class StreamStore:
         return self.loader.read_batches(batches, read_ahead)
 
     def _decode(self, row: int, tiles: Tensor) -> None:
-        path, channels = self.paths[row], self.loader.canvas.channels
-        image = decode_file(path, short_side=self.short_side, channels=channels, limit=self.limit)
+        path = self.paths[row]
+        image = decode_file(path, short_side=self.short_side, channels=self.loader.canvas.channels)
         if list(image.shape[1:]) != self.size[row].tolist():
             raise BadImage(path, "its size has changed since the data were opened", row=row)
         write_tiles(image, tiles)
