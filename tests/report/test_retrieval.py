@@ -101,7 +101,7 @@ def test_classes_come_hardest_first(make_run):
     assert means == sorted(means)
     assert {row.name: row.queries for row in rows} == {"class 0": 4, "class 1": 3, "class 2": 3, "class 3": 2}
     for row in rows:
-        own = run.values["R@1"][torch.tensor(row.label == LABELS)]
-        assert row.scores[0]["R@1"] == pytest.approx(float(own.mean()))
+        values = run.values["R@1"][torch.tensor(row.label == LABELS)]
+        assert row.scores[0]["R@1"] == pytest.approx(float(values.mean()))
         worst = [c for c in find_confusions(run) if c.label == row.label]
         assert row.confused_with == (f"class {worst[0].other}" if worst else "")

@@ -19,7 +19,7 @@ def suite_results(scores, suite="cub_lite0", before=(15.0, 15.0, 15.0)):
         cell.id: {
             "id": cell.id,
             "seed": cell.seed,
-            "scores": {"MAP@R": own[cell.seed]},
+            "scores": {"MAP@R": values[cell.seed]},
             "before": {"MAP@R": before[cell.seed]},
             "select": "last",
             "seconds": 1.0,
@@ -30,8 +30,8 @@ def suite_results(scores, suite="cub_lite0", before=(15.0, 15.0, 15.0)):
             "settings": cell.description,
         }
         for cell in planned.runs
-        for own in [scores.get(cell.row, ())]
-        if cell.seed < len(own)
+        for values in [scores.get(cell.row, ())]
+        if cell.seed < len(values)
     }
     return SuiteResults(planned, results, {}, (), "")
 

@@ -36,17 +36,17 @@ def report(
     device: DeviceOption = "auto",
 ) -> None:
     """Write a report of runs: settings, curves, scores with intervals, classes, neighbours, significance tests."""
+    from nearkin.report.comparison import run_tables
     from nearkin.report.measured_runs import open_runs
     from nearkin.report.page import write_page
-    from nearkin.report.comparison import run_tables
 
     reporter = progress_reporter()
-    studies = open_runs(runs, data=data, device=device, reporter=reporter)
+    measured = open_runs(runs, data=data, device=device, reporter=reporter)
     path = out or Path({"html": "report.html", "markdown": "report.md", "latex": "report.tex"}[form])
     if form == "html":
-        write_page(studies, path, title=title, points=points, reporter=reporter)
+        write_page(measured, path, title=title, points=points, reporter=reporter)
     else:
-        tables = run_tables(studies)
+        tables = run_tables(measured)
         with atomic_file(path) as temporary:
             temporary.write_text(markdown(tables) if form == "markdown" else latex(tables), encoding="utf-8")
     print(f"Report: {path}")

@@ -68,7 +68,7 @@ def intervals(run: MeasuredRun, metric: str) -> Intervals:
 
 
 def resamples(units: int) -> int:
-    """Number of bootstrap resamples of so many units, bounded by `DRAWS`."""
+    """Number of bootstrap resamples of `units` units, bounded by `DRAWS`."""
     return int(min(10_000, max(1_000, DRAWS / max(units, 1))))
 
 

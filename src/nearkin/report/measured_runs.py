@@ -50,7 +50,7 @@ class MeasuredRun:
     size: int  # pixels: side of the network's input image
     query: Tensor  # [Q] rows of the queries
     gallery: Tensor  # [G] rows of the gallery
-    values: Mapping[str, Tensor]  # metric → [Q] percent, NaN where a query has no relevant item
+    values: Mapping[str, Tensor]  # metric → [Q] percent, NaN for a query without a relevant item
     nearest: Tensor  # [Q, k] rows of the nearest gallery images
     similarity: Tensor  # [Q, k]
     training_classes: frozenset[str]  # names

@@ -1,4 +1,4 @@
-// The little a report does: tables that can be sorted, a class picked out on the maps, everything open in print.
+// Sort tables, highlight a class on the maps, and open all details for printing.
 for (const table of document.querySelectorAll("table[data-sortable]")) {
   const heads = [...table.tHead.rows[0].cells];
   const number = text => text.trim() === "" || text.trim() === "–" ? NaN : Number(text.replace(/,/g, "").replace("−", "-"));
@@ -8,7 +8,7 @@ for (const table of document.querySelectorAll("table[data-sortable]")) {
     const numeric = rows.some(row => !Number.isNaN(number(keys.get(row))))
       && rows.every(row => !Number.isNaN(number(keys.get(row))) || /^[\s–]*$|^nan$/.test(keys.get(row)));
     const before = head.getAttribute("aria-sort");
-    const down = before ? before === "ascending" : numeric;  // numbers: the largest first, words: from A
+    const down = before ? before === "ascending" : numeric;  // numbers: largest first; text: from A
     const sign = down ? -1 : 1;
     rows.sort((a, b) => {
       if (!numeric) return sign * keys.get(a).localeCompare(keys.get(b), undefined, {numeric: true});

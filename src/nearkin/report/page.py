@@ -65,8 +65,8 @@ def _summary(report: ReportData) -> Html:
         where = "Tests and Critical differences" if len(report.methods) > 1 else "Tests"
         text = (
             f"{len(runs)} runs of {counted(len(report.methods), 'method', 'methods')} on the same "
-            f"{len(runs[0].query):,} queries of {runs[0].images.classes:,} classes. Which differences are significant "
-            f"stands under {where}, and only there."
+            f"{len(runs[0].query):,} queries of {runs[0].images.classes:,} classes. See {where} for which "
+            "differences are significant."
         )
         return Html(f"<p>{escape(text)}</p>")
     tiles = []

@@ -1,4 +1,4 @@
-"""How retrieval goes on the test set: scores by class, confusions between classes, similarities of pairs."""
+"""Retrieval on the test set in detail: scores by class, confusions between classes, similarities of pairs."""
 
 from collections import Counter
 from collections.abc import Sequence
