@@ -22,13 +22,14 @@ def embed(
     device: DeviceOption = "auto",
 ) -> None:
     """Embed images into a file: path, label, embedding. Safe to interrupt; run it again to continue."""
-    from nearkin.data.image_files import gather, say_bad
+    from nearkin.data.image_files import list_images
+    from nearkin.data.pixels.decode import describe_bad_images
     from nearkin.search.embed import embed_to_file
     from nearkin.training.model import load
 
-    found = gather(images)
+    found = list_images(images)
     filled = embed_to_file(run, load(run, device=device), found, out, reporter=progress_reporter())
-    for line in say_bad(filled.bad, len(found)):
+    for line in describe_bad_images(filled.bad, len(found)):
         print(line)
     print(f"{filled.added + filled.kept:,} images embedded: {out}")
 
@@ -55,12 +56,13 @@ def index(
     device: DeviceOption = "auto",
 ) -> None:
     """Index images for search; embeds only new and changed ones. Safe to interrupt; run it again to continue."""
-    from nearkin.data.image_files import gather, say_bad
+    from nearkin.data.image_files import list_images
+    from nearkin.data.pixels.decode import describe_bad_images
     from nearkin.search.build import index_images, summary
 
     if out is None and store is None:
         raise NearkinError("The index needs a place: --out FOLDER or --store URL.")
-    found = gather(images)
+    found = list_images(images)
     done = index_images(
         run,
         found,
@@ -71,7 +73,7 @@ def index(
         device=device,
         reporter=progress_reporter(),
     )
-    for line in (*say_bad(done.filled.bad, len(found)), *summary(done)):
+    for line in (*describe_bad_images(done.filled.bad, len(found)), *summary(done)):
         print(line)
 
 
@@ -99,7 +101,7 @@ def calibrate(
     print(f"Precision {found['reached']:.1%}{checked}, recall {found['recall']:.1%} of same-class pairs.")
     print(
         f"Calibrated on {found['on']}: {found['classes']:,} classes, {found['images']:,} images, "
-        f"{found['kin_pairs'] / found['pairs']:.2%} of the pairs are same-class. Precision is lower among more classes."
+        f"{found['positive_pairs'] / found['pairs']:.2%} of pairs same-class. More classes lower the precision."
     )
 
 
@@ -115,7 +117,8 @@ def search(
     device: DeviceOption = "auto",
 ) -> None:
     """Find the items nearest to images, as a table, an HTML page or JSON."""
-    from nearkin.data.image_files import gather, none_usable, say_bad
+    from nearkin.data.image_files import list_images
+    from nearkin.data.pixels.decode import describe_bad_images, none_usable
     from nearkin.report.page import search_page
     from nearkin.search.index import open_index
     from nearkin.search.index.engines import without_password
@@ -130,7 +133,7 @@ def search(
         threshold_words,
     )
 
-    found = gather(images)
+    found = list_images(images)
     with open_index(index) as opened:
         check_labels(opened, label or ())
         threshold = threshold_of(opened, run)
@@ -150,7 +153,7 @@ def search(
         header = ["path", "label", "similarity", ""]
         console.print(PrintedTable(shown(answer.query), header, rows_of(answer), text=True))
         console.print()
-    for line in (*say_bad(bad, len(found)), threshold_words(threshold)):
+    for line in (*describe_bad_images(bad, len(found)), threshold_words(threshold)):
         print(line)
     if html is not None:
         print(f"Pictures: {html}")

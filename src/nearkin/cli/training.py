@@ -9,7 +9,6 @@ from rich.console import Console
 from rich.markup import escape
 
 from nearkin.cli.options import (
-    DATASET_NAMES,
     DeviceOption,
     JsonOption,
     RunArgument,
@@ -19,6 +18,7 @@ from nearkin.cli.options import (
     with_plan_flags,
 )
 from nearkin.console import PrintedTable, Reporter, score_cells
+from nearkin.data.datasets import dataset_names
 from nearkin.errors import NearkinError
 from nearkin.files import read_json
 from nearkin.training.run_folder import CHOSEN, RunFolder
@@ -153,12 +153,12 @@ def export(
 
 @app.command()
 def data(
-    name: Annotated[str | None, typer.Argument(help=f"One of {DATASET_NAMES} (none: list them).")] = None,
+    name: Annotated[str | None, typer.Argument(help=f"One of {dataset_names()} (none: list them).")] = None,
     out: Annotated[Path, typer.Option(help="File for the contact sheet (PNG).")] = Path("contact_sheet.png"),
     halves: Annotated[str, typer.Option(help="Which half of the classes to train on: first or swapped.")] = "first",
 ) -> None:
     """Describe a data set: counts, splits, unreadable images, and a contact sheet."""
-    from nearkin.data.datasets import DATASETS, Part, describe, load_dataset
+    from nearkin.data.datasets import DATASETS, PartCounts, describe, load_dataset
     from nearkin.data.pixels.open import find_unreadable
     from nearkin.report.picture_sheets import class_sheet
 
@@ -175,7 +175,7 @@ def data(
         [p.part, f"{p.images:,}", f"{p.classes:,}", str(p.fewest), f"{p.median:g}", str(p.most)]
         for p in describe(dataset)
     ]
-    console.print(PrintedTable(f"{dataset.name} (last three: images per class)", list(Part._fields), cells))
+    console.print(PrintedTable(f"{dataset.name} (last three: images per class)", list(PartCounts._fields), cells))
     with Reporter(console).bar("reading every image") as progress:
         broken = find_unreadable(dataset, progress=progress)
     for sentence in (*dataset.notes, *broken):
