@@ -33,7 +33,7 @@ def test_names_options_and_inner_specs():
 
 
 def test_an_option_that_python_has_as_a_word_of_its_own_is_named():
-    with pytest.raises(NearkinError, match="nothing here has an option 'lambda'"):
+    with pytest.raises(NearkinError, match="there is no option 'lambda'"):
         parse("soft_triple(per_class=3, lambda=20)")
 
 
@@ -101,7 +101,7 @@ def test_options_are_the_keyword_only_arguments():
 
 def test_an_unknown_option_names_the_nearest_and_lists_what_there_is():
     with pytest.raises(NearkinError) as caught:
-        check_options(parse("thing(alhpa=1)"), Thing, given=["classes"])
+        check_options(parse("thing(alhpa=1)"), Thing, reserved=["classes"])
     assert str(caught.value) == (
         "thing has no option 'alhpa'. Did you mean 'alpha'? It has: alpha, count, form, warm, name, scale, size."
     )
@@ -109,7 +109,7 @@ def test_an_unknown_option_names_the_nearest_and_lists_what_there_is():
 
 def test_what_the_program_fills_in_is_no_option():
     with pytest.raises(NearkinError, match="thing has no option 'classes'"):
-        check_options(parse("thing(classes=3)"), Thing, given=["classes"])
+        check_options(parse("thing(classes=3)"), Thing, reserved=["classes"])
     with pytest.raises(NearkinError, match="thing has no option 'first'"):
         check_options(parse("thing(first=3)"), Thing)
 
@@ -124,19 +124,19 @@ def test_a_function_without_options_says_so():
 @pytest.mark.parametrize(
     ("option", "sentence"),
     [
-        ("alpha=high", "thing: alpha is a number, not 'high'."),
-        ("alpha=True", "thing: alpha is a number, not True."),
-        ("alpha=None", "thing: alpha is a number, not None."),
-        ("count=1.5", "thing: count is a whole number, not 1.5."),
-        ("count=False", "thing: count is a whole number, not False."),
-        ("form=c3", "thing: form is one of c1, c2, not 'c3'."),
-        ("warm=1", "thing: warm is True or False, not 1."),
-        ("name=1", "thing: name is a word, not 1."),
-        ("scale=0.5", "thing: scale is a tuple of 2, not 0.5."),
-        ("scale=(1, 2, 3)", "thing: scale is a tuple of 2, not (1, 2, 3)."),
+        ("alpha=high", "thing: alpha must be a number, not 'high'."),
+        ("alpha=True", "thing: alpha must be a number, not True."),
+        ("alpha=None", "thing: alpha must be a number, not None."),
+        ("count=1.5", "thing: count must be a whole number, not 1.5."),
+        ("count=False", "thing: count must be a whole number, not False."),
+        ("form=c3", "thing: form must be one of c1, c2, not 'c3'."),
+        ("warm=1", "thing: warm must be True or False, not 1."),
+        ("name=1", "thing: name must be a word, not 1."),
+        ("scale=0.5", "thing: scale must be a tuple of 2, not 0.5."),
+        ("scale=(1, 2, 3)", "thing: scale must be a tuple of 2, not (1, 2, 3)."),
         ("scale=(1, x)", None),
-        ("size=x", "thing: size is a whole number or None, not 'x'."),
-        ("form=[]", "thing: form is one of c1, c2, not []."),
+        ("size=x", "thing: size must be a whole number or None, not 'x'."),
+        ("form=[]", "thing: form must be one of c1, c2, not []."),
     ],
 )
 def test_wrong_types_are_refused_in_words(option, sentence):
@@ -156,7 +156,7 @@ def test_right_types_pass(option):
 
 def test_resolved_options_hold_the_defaults_too():
     want = {"alpha": 32.0, "count": 5, "form": "c2", "warm": False, "name": "x", "scale": (0.08, 1.0), "size": None}
-    assert resolve_options(parse("thing(count=5)"), Thing, given=["classes"]) == want
+    assert resolve_options(parse("thing(count=5)"), Thing, reserved=["classes"]) == want
 
 
 def test_tuples_of_any_length():

@@ -1,4 +1,4 @@
-"""One grammar for methods, data sets and augmentations: `name`, `name(key=value, …)`, `outer(inner, key=value)`.
+"""The grammar of methods, data sets, views and poolings: `name`, `name(key=value, …)`, `outer(inner, key=value)`.
 
 Values are Python literals; a bare word is a string, so that `contrastive(form=c1)` needs no quotes in a shell.
 """
@@ -29,16 +29,16 @@ class Call(NamedTuple):
         return f"{self.name}({', '.join(inside)})" if inside else self.name
 
 
-_PYTHONS = re.compile(rf"[(,]\s*({'|'.join(keyword.kwlist)})\s*=")  # such as f(lambda=20)
+_KEYWORD = re.compile(rf"[(,]\s*({'|'.join(keyword.kwlist)})\s*=")  # as in f(lambda=20)
 
 
 def parse(text: str) -> Call:
-    """Read a spec such as `xbm(contrastive(form=c1), size=1024)`."""
+    """Parse a spec such as `xbm(contrastive(form=c1), size=1024)`."""
     try:
         tree = ast.parse(text.strip(), mode="eval").body
     except SyntaxError:
-        if word := _PYTHONS.search(text):
-            raise NearkinError(f"Cannot read {text!r}: nothing here has an option {word[1]!r}.") from None
+        if word := _KEYWORD.search(text):
+            raise NearkinError(f"Cannot read {text!r}: there is no option {word[1]!r}.") from None
         raise NearkinError(f"Cannot read {text!r}: write name(key=value, …), as in proxy_anchor(alpha=32).") from None
     return _call(tree, text)
 
@@ -47,14 +47,12 @@ def _call(node: ast.expr, text: str) -> Call:
     if isinstance(node, ast.Name):
         return Call(node.id)
     if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name)):
-        raise NearkinError(
-            f"Cannot read {ast.unparse(node)!r} in {text!r}: a name or name(key=value, …) belongs there."
-        )
+        raise NearkinError(f"Cannot read {ast.unparse(node)!r} in {text!r}: expected a name or name(key=value, …).")
     options: dict[str, Any] = {}
-    for given in node.keywords:
-        if given.arg is None or given.arg in options:
-            raise NearkinError(f"Cannot read {text!r}: every option is written once, as key=value.")
-        options[given.arg] = _value(given.value, text)
+    for option in node.keywords:
+        if option.arg is None or option.arg in options:
+            raise NearkinError(f"Cannot read {text!r}: write every option once, as key=value.")
+        options[option.arg] = _value(option.value, text)
     return Call(node.func.id, tuple(_call(arg, text) for arg in node.args), options)
 
 
@@ -63,55 +61,55 @@ def _value(node: ast.expr, text: str) -> Any:
         return node.id
     try:
         return ast.literal_eval(node)
-    except (ValueError, TypeError):  # no literal, or a dictionary of what cannot be a key
+    except (ValueError, TypeError):  # not a literal, or a dictionary with a key that is not hashable
         raise NearkinError(
             f"Cannot read the value {ast.unparse(node)!r} in {text!r}: write a number, a word or a tuple."
         ) from None
 
 
 def nearest(name: str, names: Iterable[str]) -> str:
-    """` Did you mean 'x'?` where something is near enough, else nothing."""
+    """Return ` Did you mean 'x'?` for the most similar name, or nothing if none is similar."""
     close = difflib.get_close_matches(name, list(names), n=1, cutoff=0.5)
     return f" Did you mean {close[0]!r}?" if close else ""
 
 
 def look_up(name: str, table: Mapping[str, T], *, what: str) -> T:
-    """The table's entry, or an error that names the nearest one and lists what there is."""
+    """Return an entry of a table, or raise an error that suggests the most similar name and lists all."""
     if name not in table:
         raise NearkinError(f"There is no {what} {name!r}.{nearest(name, table)} There are: {', '.join(sorted(table))}.")
     return table[name]
 
 
 def option_names(function: Callable[..., Any]) -> list[str]:
-    """The keyword-only arguments of a function or class: the signature is the schema."""
+    """Return the keyword-only arguments of a function or class: the signature is the schema."""
     parameters = inspect.signature(function).parameters.values()
     return [p.name for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY]
 
 
-def check_options(call: Call, function: Callable[..., Any], *, given: Iterable[str] = ()) -> dict[str, Any]:
-    """The call's options if the function has them all; `given` are arguments the program itself fills in."""
-    known = [name for name in option_names(function) if name not in set(given)]
+def check_options(call: Call, function: Callable[..., Any], *, reserved: Iterable[str] = ()) -> dict[str, Any]:
+    """Return the options of a call, checked against the function; `reserved` arguments are not options."""
+    known = [name for name in option_names(function) if name not in set(reserved)]
     hints = get_type_hints(vars(function)["__init__"] if isinstance(function, type) else function)
     for key, value in call.options.items():
         if key not in known:
-            there = f"It has: {', '.join(known)}." if known else "It has none."
-            raise NearkinError(f"{call.name} has no option {key!r}.{nearest(key, known)} {there}")
+            choices = f"It has: {', '.join(known)}." if known else "It has none."
+            raise NearkinError(f"{call.name} has no option {key!r}.{nearest(key, known)} {choices}")
         if not fits(value, hints[key]):
-            raise NearkinError(f"{call.name}: {key} is {words(hints[key])}, not {value!r}.")
+            raise NearkinError(f"{call.name}: {key} must be {words(hints[key])}, not {value!r}.")
     return dict(call.options)
 
 
-def resolve_options(call: Call, function: Callable[..., Any], *, given: Iterable[str] = ()) -> dict[str, Any]:
-    """The call's options with the signature's defaults filled in: what a run's configuration keeps."""
-    chosen = check_options(call, function, given=given)
+def resolve_options(call: Call, function: Callable[..., Any], *, reserved: Iterable[str] = ()) -> dict[str, Any]:
+    """Return all options with the defaults of the signature, as a run's configuration stores them."""
+    chosen = check_options(call, function, reserved=reserved)
     parameters = inspect.signature(function).parameters
     return {
-        name: chosen.get(name, parameters[name].default) for name in option_names(function) if name not in set(given)
+        name: chosen.get(name, parameters[name].default) for name in option_names(function) if name not in set(reserved)
     }
 
 
 def fits(value: Any, hint: Any) -> bool:
-    """Whether a value is of the kind that a type hint asks for; a whole number is a number."""
+    """Whether a value has the type of a hint; an int is also a float."""
     if get_origin(hint) is Literal:
         return value in get_args(hint)
     if get_origin(hint) in (Union, UnionType):
@@ -129,7 +127,7 @@ def fits(value: Any, hint: Any) -> bool:
 
 
 def words(hint: Any) -> str:
-    """A type hint in words, for error messages."""
+    """Describe a type hint for error messages."""
     if get_origin(hint) is Literal:
         return "one of " + ", ".join(map(str, get_args(hint)))
     if get_origin(hint) in (Union, UnionType):

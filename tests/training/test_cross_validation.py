@@ -239,8 +239,8 @@ def test_a_run_stopped_in_a_fold_goes_on_there_bit_for_bit(tmp_path, monkeypatch
     ("settings", "sentence"),
     [
         ({"folds": 1}, "at least 2 folds"),
-        ({"folds": 4, "fold": 5}, "a fold is one of them"),
-        ({"fold": 1}, "a fold is one of them"),
+        ({"folds": 4, "fold": 5}, "fold must be one of them"),
+        ({"fold": 1}, "fold must be one of them"),
         ({"folds": 4, "select": "test"}, "leave out select=test"),
         ({"folds": 30}, "both sides need at least 2"),
         ({"folds": 4, "batch": 13}, "does not divide"),
@@ -253,11 +253,11 @@ def test_what_cannot_be_is_a_sentence_and_leaves_no_run(tmp_path, settings, sent
 
 
 def test_what_is_no_cross_validation_is_a_sentence(tmp_path, done):
-    with pytest.raises(nk.NearkinError, match="no cross-validation"):
+    with pytest.raises(nk.NearkinError, match="not a cross-validation"):
         cross_validate(out=done.runs[0].parts()[0].path, resume=True)
-    with pytest.raises(nk.NearkinError, match="once at least"):
+    with pytest.raises(nk.NearkinError, match="repeats must be at least 1"):
         cross_validate(**TINY, out=tmp_path / "run", repeats=0)
-    with pytest.raises(nk.NearkinError, match="leave fold out"):
+    with pytest.raises(nk.NearkinError, match="leave out fold"):
         cross_validate(**TINY, out=tmp_path / "run", fold=2)
 
 

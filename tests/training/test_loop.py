@@ -238,7 +238,7 @@ def test_a_loss_that_is_not_a_number_names_the_last_good_checkpoint(tmp_path, mo
     )
     kept = RunFolder(tmp_path / "run").checkpoint
     with pytest.raises(
-        nk.NearkinError, match=rf"loss was nan at step 9: .*the last good state is {re.escape(str(kept))}"
+        nk.NearkinError, match=rf"loss was nan at step 9: .*the last checkpoint is {re.escape(str(kept))}"
     ):
         nk.train(**TINY, out=tmp_path / "run")
     assert read_tensors(kept)[1]["step"] == 8

@@ -165,7 +165,7 @@ def test_a_run_that_says_too_little_is_a_sentence(tmp_path, lost):
         write_tensors(run.model, read_tensors(run.model)[0])
     else:
         write_json(run.config, {key: value for key, value in read_json(run.config).items() if key != lost})
-    with pytest.raises(NearkinError, match=f"does not say the {lost}"):
+    with pytest.raises(NearkinError, match=f"has no entry '{lost}'"):
         nk.load(tmp_path)
 
 

@@ -71,7 +71,7 @@ def test_a_stopped_run_goes_on_to_the_same_snapshots(run, tmp_path, monkeypatch)
 
 @pytest.mark.parametrize("text", ["4", "-1", "one", "1;2"])
 def test_what_is_no_epoch_of_the_run_is_a_sentence(tmp_path, text):
-    with pytest.raises(NearkinError, match="Snapshots are epochs from 0 to 3 with commas between"):
+    with pytest.raises(NearkinError, match="Snapshots must be epochs from 0 to 3, separated by commas"):
         nk.train(**TINY, snapshots=text, out=tmp_path / "run")
     assert not (tmp_path / "run").exists()
 

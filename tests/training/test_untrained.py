@@ -49,9 +49,9 @@ def test_a_schedule_of_no_epochs():
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
-        ({"epochs": -1}, "epochs is at least 0, not -1"),
-        ({"dim": -1}, "dim is from 0 to 100000, not -1"),
-        ({"dim": 0, "folds": 2}, "Models that are joined have a head each"),
+        ({"epochs": -1}, "epochs must be at least 0, not -1"),
+        ({"dim": -1}, "dim must be from 0 to 100000, not -1"),
+        ({"dim": 0, "folds": 2}, "The models of folds need a head each"),
     ],
 )
 def test_what_cannot_be_is_a_sentence(settings, sentence):

@@ -55,9 +55,9 @@ def load_dataset(
     if halves not in ("first", "swapped"):
         raise NearkinError(f"halves is 'first' or 'swapped', not {halves!r}.")
     reader, path, options = _resolve(text)
-    given: dict[str, object] = {"cache": cache, "progress": progress}
+    filled_in: dict[str, object] = {"cache": cache, "progress": progress}
     known = option_names(reader.read)
-    options |= {name: value for name, value in given.items() if name in known}
+    options |= {name: value for name, value in filled_in.items() if name in known}
     dataset = reader.read(*([path] if reader.path else []), **options)
     if halves == "swapped":
         dataset = swapped(dataset)
@@ -73,12 +73,12 @@ def _resolve(text: str) -> tuple[Reader, Path | None, dict[str, object]]:
     reader = look_up(call.name, DATASETS, what="data set")
     if call.args:
         raise NearkinError(f"{call.name} takes options such as key=value, not {call.args[0]}.")
-    where = (match["path"] or "").strip()
-    if reader.path != bool(where):
+    location = (match["path"] or "").strip()
+    if reader.path != bool(location):
         wanted = f"needs a path: write {call.name}:PATH" if reader.path else f"takes no path: write {call.name} alone"
         raise NearkinError(f"The data set {call.name} {wanted}.")
     options = check_options(call, reader.read, reserved=_FILLED_IN)
-    return reader, Path(where).expanduser() if where else None, options
+    return reader, Path(location).expanduser() if location else None, options
 
 
 def dataset_names() -> str:

@@ -19,9 +19,9 @@ REPEATS = "repeats.json"
 
 
 class Repeats(NamedTuple):
-    """What the repeats of a cross-validation came to."""
+    """The results of a repeated cross-validation."""
 
-    runs: list[RunFolder]  # one a repeat, each with a part a fold
+    runs: list[RunFolder]  # one per repeat, each with one part per fold
     scores: Mapping[str, Summary]  # metric → over the repeats
     steps: Summary  # of one model
 
@@ -35,29 +35,29 @@ def cross_validate(
     reporter: Reporter | None = None,
     **settings: Any,
 ) -> Repeats:
-    """Train `folds` models (4 where nothing is said), `repeats` times with seeds that follow each other.
+    """Train `folds` models (default 4), `repeats` times with consecutive seeds.
 
-    Settings are the fields of `Plan`. The first repeat's folder is `out` itself, the others lie in it. What is finished
-    is not made again: with `resume` the settings are those of the folder, and there may be more repeats than before.
-    Where nothing is said of `repeats`, it is made once, or as often as the folder was to hold.
+    Settings are the fields of `Plan`. The first repeat is in `out` itself, the others in folders below it. With
+    `resume` the settings are those of the folder, finished models are kept, and `repeats` may be larger than before.
+    `repeats` defaults to 1, or to the number the folder was started with.
     """
     if repeats is not None and repeats < 1:
-        raise NearkinError(f"A cross-validation is made once at least, not {repeats} times.")
+        raise NearkinError(f"repeats must be at least 1, not {repeats}.")
     if settings.get("fold"):
-        raise NearkinError("A cross-validation trains all folds: leave fold out.")
+        raise NearkinError("A cross-validation trains all folds: leave out fold.")
     if resume and out is not None and not RunFolder(out).parts():
-        raise NearkinError(f"{out} is no cross-validation: go on with it by nearkin train --resume.")
+        raise NearkinError(f"{out} is not a cross-validation: resume it with nearkin train --resume.")
     reporter = reporter or Reporter()
-    given = settings if resume else {"metrics": METRICS, **settings, "folds": settings.get("folds") or 4}
-    wanted = repeats or (_asked_before(out) if resume and out is not None else 1)
+    chosen = settings if resume else {"metrics": METRICS, **settings, "folds": settings.get("folds") or 4}
+    wanted = repeats or (_started_repeats(out) if resume and out is not None else 1)
     if out is not None and (resume or not RunFolder(out).config.exists()):
-        write_json(Path(out) / REPEATS, {"repeats": wanted})  # a resumed command has to know
+        write_json(Path(out) / REPEATS, {"repeats": wanted})  # needed to resume
     try:
-        runs = [train(out=out, resume=resume, reporter=reporter, **given)]
+        runs = [train(out=out, resume=resume, reporter=reporter, **chosen)]
     except NearkinError:
         if out is not None and not RunFolder(out).config.exists():  # settings that cannot work leave no run behind
             (Path(out) / REPEATS).unlink()
-            with contextlib.suppress(OSError):  # it holds something else
+            with contextlib.suppress(OSError):  # it holds other files
                 Path(out).rmdir()
         raise
     plan = read_json(runs[0].config)["plan"]
@@ -74,14 +74,14 @@ def cross_validate(
     return done
 
 
-def _asked_before(out: str | Path) -> int:
-    """How many repeats a folder was to hold."""
+def _started_repeats(out: str | Path) -> int:
+    """Return the number of repeats a folder was started with."""
     file = Path(out) / REPEATS
     return int(read_json(file)["repeats"]) if file.exists() else 1
 
 
 def score_rows(done: Repeats) -> tuple[list[str], list[list[str]]]:
-    """Header and cells of a table: the models by themselves, and all of them as one."""
+    """Return header and cells of a table: the models alone, and joined."""
     config = read_json(done.runs[0].config)
     dim, folds = config["plan"]["dim"], len(config["parts"])
     metrics = [name for name in done.scores if not RunMetric.parse(name).joint_dim]

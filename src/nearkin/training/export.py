@@ -1,8 +1,8 @@
-"""A trained model for other runtimes: an ONNX file, or a torch.export program.
+"""Export a trained model for other runtimes: as an ONNX file, or as a torch.export program.
 
-The file takes what the network takes, normalised images [B, channels, size, size], and gives embeddings [B, dim], for
-any B. How a picture becomes such an image is written into it as JSON (`describe`). Nothing is written unless the other
-runtime's embeddings equal ours on real images.
+The exported network maps normalised images [B, channels, size, size] to embeddings [B, dim], for any B. The file
+describes the preprocessing as JSON (`describe`). It is written only if the other runtime's embeddings equal ours on
+real images.
 """
 
 import json
@@ -24,38 +24,38 @@ from nearkin.files import VERSION, Json, atomic_file
 from nearkin.training.model import Model, load
 
 TOLERANCE = 1e-4
-"""How far an embedding may be from ours, where embeddings are of size 1."""
+"""Largest allowed difference of an embedding with norm 1."""
 
 INPUT, OUTPUT, METADATA = "images", "embeddings", "nearkin"
 BATCH = ({0: torch.export.Dim("batch", min=1)},)
-"""The one dimension of the one input that may change."""
+"""The only dimension of the input that may vary."""
 
-Run = Callable[[Tensor], Tensor]  # network inputs → embeddings, by whatever runs the exported file
+Run = Callable[[Tensor], Tensor]  # network inputs → embeddings, by the runtime of the exported file
 
 
 class Exported(NamedTuple):
-    """What was written, and how it compares with ours."""
+    """A written file, and how its embeddings compare with ours."""
 
     path: Path
     about: Json
-    images: int  # on how many it was checked
-    difference: float  # the largest of any number of any embedding
+    images: int  # number of images it was checked on
+    difference: float  # largest of any entry of any embedding
 
 
 def export(run: str | Path, out: str | Path, *, images: Sequence[str | Path] = ()) -> Exported:
-    """Write the model of a run as `out`, whose suffix says how: .onnx, or .pt2 for torch.export.
+    """Write the model of a run to `out`: .onnx, or .pt2 for torch.export.
 
-    It is checked on `images`, or on photographs that come with scikit-learn.
+    The file is checked on `images`, by default on photographs from scikit-learn.
     """
     out = Path(out)
     if out.suffix not in WRITERS:
-        raise NearkinError(f"A model is exported as .onnx or .pt2 (torch.export), not as {out.name!r}.")
+        raise NearkinError(f"Export a model as .onnx or .pt2 (torch.export), not as {out.name!r}.")
     model = load(run, device="cpu")
     about = describe(model)
     examples: list[Path] | Tensor = [Path(p) for p in images] if images else photographs()
     inputs = network_inputs(model, examples)
     ours = model.embed(examples)
-    with atomic_file(out) as temporary, _without_remarks():
+    with atomic_file(out) as temporary, _quiet_torch():
         theirs = WRITERS[out.suffix](_program(model, inputs), temporary, about)
         difference = max(_difference(theirs, inputs, ours), _difference(theirs, inputs[:1], ours[:1]))
         if not difference <= TOLERANCE:
@@ -67,7 +67,7 @@ def export(run: str | Path, out: str | Path, *, images: Sequence[str | Path] = (
 
 
 def describe(model: Model) -> Json:
-    """How a picture becomes the network's input, and what comes out; enough to rebuild it elsewhere."""
+    """Describe input, preprocessing and output, so that they can be rebuilt elsewhere."""
     known = model.preprocessing()
     size, short, channels, bgr = known["size"], known["short"], known["channels"], known["bgr"]
     return {
@@ -96,7 +96,7 @@ def describe(model: Model) -> Json:
 
 
 def photographs() -> Tensor:
-    """Eight real images: the quarters of two photographs, uint8 [8, 3, h, w]."""
+    """Return eight real images: the quarters of two photographs, uint8 [8, 3, h, w]."""
     from sklearn.datasets import load_sample_images
 
     both = np.stack(load_sample_images().images)[:, :426, :640]
@@ -105,7 +105,7 @@ def photographs() -> Tensor:
 
 
 def network_inputs(model: Model, images: Sequence[Path] | Tensor) -> Tensor:
-    """The images as the network sees them, [N, channels, size, size]."""
+    """Return the network inputs of images, [N, channels, size, size]."""
     store = open_inputs(
         images, short_side=model.short_side, channels=model.embedder.trunk.channels, device=model.device
     )
@@ -113,8 +113,8 @@ def network_inputs(model: Model, images: Sequence[Path] | Tensor) -> Tensor:
 
 
 def _program(model: Model, inputs: Tensor) -> Any:
-    """The network as a torch.export program whose batch may be of any size."""
-    two = inputs[:1].repeat(2, 1, 1, 1)  # an example of one would make one part of the program
+    """Return the network as a torch.export program for batches of any size."""
+    two = inputs[:1].repeat(2, 1, 1, 1)  # with an example of size 1 the program would accept no other
     for parameter in model.embedder.parameters():
         parameter.requires_grad_(False)
     return torch.export.export(model.embedder, (two,), dynamic_shapes=BATCH)
@@ -131,8 +131,8 @@ def _write_onnx(program: Any, path: Path, about: Json) -> Run:
     )
     assert made is not None
     graph = made.model.graph
-    for part in (graph, *graph, *graph.inputs, *graph.outputs):
-        part.metadata_props.clear()  # where in whose file system the code stood
+    for node in (graph, *graph, *graph.inputs, *graph.outputs):
+        node.metadata_props.clear()  # paths of the source code on this machine
     made.model.metadata_props[METADATA] = json.dumps(about)
     made.save(str(path), external_data=False)
     options = onnxruntime.SessionOptions()
@@ -149,18 +149,18 @@ def _write_program(program: Any, path: Path, about: Json) -> Run:
 
 
 WRITERS: dict[str, Callable[[Any, Path, Json], Run]] = {".onnx": _write_onnx, ".pt2": _write_program}
-"""Suffix → what writes such a file and returns what runs it."""
+"""Suffix → function that writes such a file and returns a function that runs it."""
 
 
 @torch.no_grad()
 def _difference(theirs: Run, inputs: Tensor, ours: Tensor) -> float:
-    """The largest difference of any number; where the space has no unit length, in parts of the largest number."""
+    """Return the largest difference of any entry; if the norm is not 1, relative to the largest entry."""
     return float((theirs(inputs) - ours).abs().max() / ours.abs().max().clamp_min(1))
 
 
 @contextmanager
-def _without_remarks() -> Iterator[None]:
-    """Silence about torch's own deprecations and versions of operators, which are no concern of the user."""
+def _quiet_torch() -> Iterator[None]:
+    """Silence torch's warnings about deprecations and operator versions, which do not concern the user."""
     logger = logging.getLogger("torch.onnx")
     level = logger.level
     logger.setLevel(logging.ERROR)

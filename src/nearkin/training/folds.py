@@ -53,12 +53,12 @@ def train_folds(run: RunFolder, plan: Plan, train_model: Callable[..., Embedded]
     embedded = embed_test(run.path, device=plan.device, reporter=reporter)
     scores = measure(embedded, plan.metrics)
     joint = {str(RunMetric(name, plan.dim * plan.folds)): value for name, value in scores.items()}
-    write_json(run.result, _together(results, joint, plan))
+    write_json(run.result, _combine(results, joint, plan))
     return embedded
 
 
-def _together(results: Sequence[Json], joint: Mapping[str, float], plan: Plan) -> Json:
-    """The result of a run of folds, in the form that every run's has."""
+def _combine(results: Sequence[Json], joint: Mapping[str, float], plan: Plan) -> Json:
+    """Combine the results of the folds into one, in the form of a single run's."""
 
     def mean(values: Sequence[float]) -> float:
         return statistics.fmean(values)
@@ -67,7 +67,7 @@ def _together(results: Sequence[Json], joint: Mapping[str, float], plan: Plan) -
         return {name: mean([result[which][name] for result in results]) for name in results[0][which]}
 
     first, speeds = results[0], [r["images_per_second"] for r in results if r["images_per_second"]]
-    own = ("scores", "kept_epoch", "held_out", "steps", "seconds")
+    per_fold = ("scores", "kept_epoch", "held_out", "steps", "seconds")
     return {
         "scores": scores("scores") | dict(joint),
         "before": scores("before"),
@@ -78,6 +78,6 @@ def _together(results: Sequence[Json], joint: Mapping[str, float], plan: Plan) -
         "steps": round(mean([result["steps"] for result in results])),
         "seconds": round(sum(result["seconds"] for result in results), 1),
         "images_per_second": round(mean(speeds), 1) if speeds else None,
-        "folds": [{name: result[name] for name in own if name in result} for result in results],
+        "folds": [{name: result[name] for name in per_fold if name in result} for result in results],
         **provenance(),
     }

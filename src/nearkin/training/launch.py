@@ -1,5 +1,6 @@
 """Start or resume a run: plan → folder → images → network → method → optimiser → loop."""
 
+import copy
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +11,7 @@ import torch
 from nearkin.console import Reporter
 from nearkin.data.datasets import load_dataset
 from nearkin.data.images import Images
+from nearkin.data.pixels.stores import Store
 from nearkin.data.pixels.views import augment
 from nearkin.errors import NearkinError
 from nearkin.files import Json, read_json, write_json
@@ -18,8 +20,8 @@ from nearkin.networks.backbones import backbone_settings
 from nearkin.training.folds import train_folds
 from nearkin.training.images import Embedded, open_images, training_images
 from nearkin.training.loop import Network, Training
-from nearkin.training.model import Model, begin_short, build_embedder, embedding_dim
-from nearkin.training.optimiser import make_optimiser
+from nearkin.training.model import Ensemble, Model, build_embedder, embedding_dim
+from nearkin.training.optimiser import make_optimiser, parameter_groups, set_training
 from nearkin.training.plan import Plan, make_plan
 from nearkin.training.run_folder import RunFolder
 from nearkin.training.tracking import Tracker
@@ -114,7 +116,7 @@ def build_training(run: RunFolder, plan: Plan, *, reporter: Reporter) -> tuple[T
         validation = open_images(model, validation_set, "held-out", reporter=reporter)
     test = open_images(model, data.test, "test", reporter=reporter)
 
-    head_scale = begin_short(model, train.store)
+    head_scale = rescale_head(model, train.store)
     objective.bind(embedder)
     objective.to(model.device)
     objective.compiled = plan.compile
@@ -128,7 +130,7 @@ def build_training(run: RunFolder, plan: Plan, *, reporter: Reporter) -> tuple[T
         model=model,
         compiled=_compile(model) if plan.compile else embedder,
         method=objective,
-        optimiser=make_optimiser(plan, embedder, objective),
+        optimiser=make_optimiser(plan, parameter_groups(plan, embedder, objective)),
         tracker=tracker,
         reporter=reporter,
     )
@@ -138,6 +140,28 @@ def build_training(run: RunFolder, plan: Plan, *, reporter: Reporter) -> tuple[T
 def _check_classes(wanted: Images, readable: Images) -> None:
     if lost := sorted(set(wanted.names) - set(readable.names)):
         raise NearkinError(f"No image of the training class {lost[0]!r} can be read: repair the class or remove it.")
+
+
+@torch.no_grad()
+def rescale_head(model: Model, store: Store) -> float:
+    """Scale the head so that training images embed with the initial norm of the space; return the factor.
+
+    Unnormalised embeddings of a pretrained network can have a norm above 100 and inner products in the thousands. A
+    loss shrinks them fastest by silencing features, and the network is dead within an epoch. Starting from a norm of 1
+    or 2, `lifted` learns little; so does `n_pair` from 11 if the network is trained from scratch.
+    """
+    embedder, plan = model.embedder, model.plan
+    wanted = embedder.space.initial_norm
+    if wanted is None or not plan.short_start or isinstance(embedder, Ensemble) or embedder.head.linear is None:
+        return 1.0
+    rows = torch.linspace(0, len(store) - 1, min(plan.batch, len(store))).long()  # spread over all classes
+    (_, pixels), *_ = store.read_batches(iter([rows]), read_ahead=0)
+    trial = copy.deepcopy(embedder)  # in train mode its batch norms update their statistics
+    set_training(trial, trial.trunk, plan, warming_up=False)
+    norm = float(trial(model.view(pixels)).norm(dim=1).mean())
+    scale = wanted / norm if norm else 1.0
+    embedder.head.linear.weight *= scale
+    return scale
 
 
 def _compile(model: Model) -> Network:

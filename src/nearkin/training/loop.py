@@ -66,8 +66,6 @@ class Training:
         self.epoch_began = self.paused = self.shown = 0.0  # clocks: start of epoch, its checks, last status line
         self.kept = False  # a model was kept since the last checkpoint
 
-    # The loop.
-
     def train_to_end(self) -> Embedded:
         """Train from the current step to the end; measure the model that is kept and return the embedded test set."""
         self.tracker.begin(self.run.events() if self.step else [])
@@ -84,7 +82,7 @@ class Training:
                     self._begin_epoch()
                 self.losses[self.step % self.per_epoch] = self._one_step(*next(batches))
                 self.step += 1
-                self._watch(status)
+                self._show_status(status)
                 if self.step % self.per_epoch == 0:
                     self._end_epoch()
                 if self.step % self.check_every == 0 or self.step == total:
@@ -101,7 +99,7 @@ class Training:
         return self._finish()
 
     def batches(self) -> Iterator[tuple[Tensor, Pixels]]:
-        """Endless batches from the current step on: rows and their pixels."""
+        """Return endless batches from the current step on: row numbers and pixels."""
         asked = self.plan.images_per_class
         rows = self.method.batches(
             self.train.images.labels,
@@ -113,7 +111,7 @@ class Training:
         return self.train.store.read_batches(rows, read_ahead=0 if self.method.reads_state else 2)
 
     def _one_step(self, index: Tensor, pixels: Pixels) -> Tensor:
-        self.optimiser.zero_grad()  # first: gradients of a compiled network live in memory it is about to use again
+        self.optimiser.zero_grad()  # first: a compiled network reuses the memory of its gradients
         index = index.to(self.device, non_blocking=True)
         images = self.augment(pixels, self.rng).contiguous(memory_format=torch.channels_last)
         with autocast(self.device, self.plan.precision):
@@ -134,7 +132,7 @@ class Training:
         if self.plan.clip_norm:
             torch.nn.utils.clip_grad_norm_(parameters, self.plan.clip_norm)
 
-    # What happens between steps.
+    # Between steps.
 
     def _before_first_step(self) -> None:
         self.run.keep_events(0)
@@ -149,11 +147,11 @@ class Training:
         set_training(self.model.embedder, self.model.embedder.trunk, self.plan, warming_up=warming_up)
         self.method.train()
         self.network = self.model.embedder if warming_up else self.compiled
-        seen = self.scores[: epoch * self.per_epoch // self.check_every]  # a run resumed in mid-epoch may know more
+        seen = self.scores[: epoch * self.per_epoch // self.check_every]  # a run resumed within the epoch may have more
         factor = lr_factor(self.plan, epoch, seen)
         for group, lr in zip(self.optimiser.param_groups, self.base_lr, strict=True):
             group["lr"] = lr * factor
-        # An epoch that a resumed run enters in the middle, or that compiles, is not timed.
+        # Epochs that are resumed in the middle, or that compile, are not timed.
         self.timed = self.step % self.per_epoch == 0 and epoch > self.plan.warmup
         self.paused, self.epoch_began = 0.0, time.monotonic()
 
@@ -172,12 +170,12 @@ class Training:
     def _check(self) -> None:
         began = time.monotonic()
         score = None
-        judge = self.test if self.plan.select == "test" else self.validation
-        if judge is not None:
+        selector = self.test if self.plan.select == "test" else self.validation
+        if selector is not None:
             by = self.plan.select_by
-            score = self._measure(judge, (by,), "checking")[by]
+            score = self._measure(selector, (by,), "checking")[by]
             self.scores.append(score)
-            self._log("check", score=score, on="test" if judge is self.test else "held-out classes")
+            self._log("check", score=score, on="test" if selector is self.test else "held-out classes")
             self.reporter.epoch(f"step {self.step}  {by} {score:.2f}")
             if self.plan.select != "last" and checks_without_progress(self.scores) == 0:
                 self._keep()
@@ -188,15 +186,15 @@ class Training:
     def _out_of_patience(self) -> bool:
         return 0 < self.plan.patience <= checks_without_progress(self.scores)
 
-    def _watch(self, status: Status) -> None:
+    def _show_status(self, status: Status) -> None:
         now = time.monotonic()
-        if self.reporter.watched and now - self.shown > 1:  # one look a second: the step itself never waits
+        if self.reporter.watched and now - self.shown > 1:  # reading the loss waits for the device
             within = (self.step - 1) % self.per_epoch
             speed = (within + 1) * self.plan.batch / max(now - self.epoch_began - self.paused, 1e-9)
-            best = f" · {self.plan.select_by} {self.scores[-1]:.1f}" if self.scores else ""
+            score = f" · {self.plan.select_by} {self.scores[-1]:.1f}" if self.scores else ""
             epoch = (self.step - 1) // self.per_epoch + 1
             loss = self._finite_losses(within + 1)[-1].item()
-            status(self.step, f"epoch {epoch}/{self.plan.epochs} · loss {loss:.3f}{best} · {speed:,.0f} images/s")
+            status(self.step, f"epoch {epoch}/{self.plan.epochs} · loss {loss:.3f}{score} · {speed:,.0f} images/s")
             self.shown = now
 
     def _finite_losses(self, count: int) -> Tensor:
@@ -204,12 +202,11 @@ class Training:
         bad = (~losses.isfinite()).nonzero()
         if len(bad):
             step = (self.step - 1) // self.per_epoch * self.per_epoch + int(bad[0]) + 1
-            kept = (
-                f"the last good state is {self.run.checkpoint}"
-                if self.run.checkpoint.exists()
-                else "nothing is saved yet"
+            exists = self.run.checkpoint.exists()
+            saved = f"the last checkpoint is {self.run.checkpoint}" if exists else "nothing is saved yet"
+            raise NearkinError(
+                f"The loss was {float(losses[bad[0]])} at step {step}: lower the learning rate; {saved}."
             )
-            raise NearkinError(f"The loss was {float(losses[bad[0]])} at step {step}: lower the learning rate; {kept}.")
         return losses
 
     def _embed(self, index: Tensor | None = None, *, augment: bool = False) -> Tensor:
@@ -223,7 +220,7 @@ class Training:
     def _embed_all(self, opened: OpenImages, what: str) -> Embedded:
         return embed_images(self.model, opened, reporter=self.reporter, title=f"embedding ({what})")
 
-    # What is kept.
+    # Files.
 
     def _log(self, event: str, **content: Any) -> None:
         record = {"event": event, "step": self.step, **content}
@@ -231,14 +228,14 @@ class Training:
         self.tracker.add(record)
 
     def _keep(self) -> None:
-        """Write the model as it is now: the one the run keeps, unless a better one comes."""
+        """Write the current model as the one the run keeps, until a better one replaces it."""
         about = {"names": self.model.names, "step": self.step, "epoch": self.step / self.per_epoch}
         about |= {"preprocessing": self.model.preprocessing(), "architecture": self.model.architecture()}
         write_tensors(self.run.model, self.model.embedder.state_dict(), about)
         write_classes(self.run.classes, self.method, self.model.names)
 
     def _snapshot(self) -> None:
-        """Write model and method as they are after this epoch, where the plan asks for that."""
+        """Write model and method after this epoch if the plan asks for it."""
         if (epoch := self.step // self.per_epoch) in self.plan.snapshot_epochs:
             write_snapshot(self.run, epoch, self.model.embedder, self.method, self.model.names)
 
@@ -246,10 +243,10 @@ class Training:
         return checkpoint.State(self.model.embedder, self.method, self.optimiser, self.losses, self.rng)
 
     def _save(self) -> None:
-        """Write all that training needs to go on from here, bit for bit."""
+        """Write the checkpoint from which training resumes bit for bit."""
         self._finite_losses(self.step % self.per_epoch or self.per_epoch)
         weights = self.model.embedder.parameters()
-        if not torch.nn.utils.get_total_norm(weights, norm_type=math.inf).isfinite():  # one wait for all of them
+        if not torch.nn.utils.get_total_norm(weights, norm_type=math.inf).isfinite():  # waits for the device once
             raise NearkinError(f"The weights are not finite after step {self.step}: lower the learning rate.")
         about = {
             "step": self.step,
@@ -262,14 +259,14 @@ class Training:
         checkpoint.save(self.run.checkpoint, self._state(), about)
 
     def restore(self) -> None:
-        """Go back to the last checkpoint, where there is one."""
+        """Load the last checkpoint, if there is one."""
         if not self.run.checkpoint.exists():
             return
         tensors, about = read_tensors(self.run.checkpoint)
         if about["images"] != len(self.train.images):
             raise NearkinError(
-                f"{self.run.path} was trained on {about['images']} images and {self.plan.data} has "
-                f"{len(self.train.images)} now: train anew."
+                f"{self.run.path} was trained on {about['images']} images, but {self.plan.data} now has "
+                f"{len(self.train.images)}: train again."
             )
         checkpoint.restore(self._state(), tensors)
         self.step, self.scores, self.seconds = about["step"], about["scores"], about["seconds"]

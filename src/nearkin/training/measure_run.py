@@ -1,4 +1,4 @@
-"""A finished run, measured again: on its own test classes or on another data set."""
+"""Measure the model of a finished run: on its test classes or on another data set."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -26,7 +26,7 @@ def embed_test(
     reporter: Reporter | None = None,
     model: Model | None = None,
 ) -> Embedded:
-    """Embed the test images of a run's data set, or of another one, by its model or another."""
+    """Embed the test images of a run's data set, or of `data`, with its model or another."""
     reporter = reporter or Reporter()
     model = model or load(run, device=device)
     test = load_dataset(data or model.plan.data, halves=model.plan.halves).test
@@ -41,12 +41,12 @@ def measure_run(
     device: str = "auto",
     reporter: Reporter | None = None,
 ) -> Scores:
-    """Scores of a run's model, in percent.
+    """Return the scores of a run's model, in percent.
 
-    Of a run of folds METRIC is the mean of its models' scores, METRIC N-d the score of all of them as one.
+    For a run of folds METRIC is the mean of the scores of its models, METRIC N-d the score of their joint embeddings.
     """
     folder = RunFolder(run)
-    names = metrics or _usual_metrics(folder)
+    names = metrics or _metrics_of(folder)
     open_test = partial(embed_test, data=data, device=device, reporter=reporter)
     counts: list[Scores] = []
 
@@ -66,7 +66,7 @@ def query_values(
     data: str | None = None,
     device: str = "auto",
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """The class of each test query, and its value by every retrieval metric; of folds as `measure_run` has them."""
+    """Return the class of each test query, and its values by every retrieval metric; folds as in `measure_run`."""
     open_test = partial(embed_test, data=data, device=device)
     classes: list[Tensor] = []
 
@@ -83,7 +83,7 @@ def query_values(
     return classes[0], values
 
 
-def _usual_metrics(folder: RunFolder) -> tuple[str, ...]:
+def _metrics_of(folder: RunFolder) -> tuple[str, ...]:
     plan, parts = read_json(folder.config)["plan"], folder.parts()
     names = tuple(plan["metrics"])
     return names + tuple(str(RunMetric(name, plan["dim"] * len(parts))) for name in names) if parts else names
@@ -95,7 +95,7 @@ def _over_parts(
     open_test: Callable[[Path], Embedded],
     measured: Callable[[Embedded, Sequence[str]], Mapping[str, Any]],
 ) -> dict[str, Any]:
-    """What `measured` makes of a run's test embeddings; where it has parts, their mean, and that of all as one."""
+    """Apply `measured` to the test embeddings of a run; with folds, average over them, and apply it to all joined."""
     parts = folder.parts()
     joint = {name: asked for name in names if parts and (asked := RunMetric.parse(name)).joint_dim}
     alone = [name for name in names if name not in joint]

@@ -13,7 +13,7 @@ from nearkin.training.plan import Plan
 
 
 def lr_factor(plan: Plan, epoch: int, scores: Sequence[float] = ()) -> float:
-    """What the learning rates are multiplied with in an epoch (0, 1, …), given the scores of the checks so far."""
+    """Return the factor of the learning rates in an epoch (0, 1, …), given the scores of the checks so far."""
     if plan.schedule == "step":
         return plan.decay ** (epoch // plan.decay_every)
     if plan.schedule == "cosine":
@@ -33,20 +33,24 @@ def _plateaus(scores: Sequence[float], patience: int) -> int:
 
 
 def checks_without_progress(scores: Sequence[float]) -> int:
-    """How many checks ago the best score was; the first of equals counts."""
+    """Count the checks since the best score; of equal scores the first counts."""
     return len(scores) - 1 - scores.index(max(scores)) if scores else 0
 
 
-def make_optimiser(plan: Plan, embedder: Embedder, method: Method) -> torch.optim.Optimizer:
-    """Return the plan's optimiser over trunk, head and the method's own parameters, each with its learning rate."""
+def parameter_groups(plan: Plan, embedder: Embedder, method: Method) -> list[dict[str, Any]]:
+    """Return the parameters of trunk, head and method, each group with its learning rate."""
     trunk = list(embedder.trunk.parameters())
-    known = {id(p) for p in trunk}
-    head = [p for p in embedder.parameters() if id(p) not in known]
-    groups: list[dict[str, Any]] = [
+    in_trunk = {id(p) for p in trunk}
+    head = [p for p in embedder.parameters() if id(p) not in in_trunk]
+    return [
         {"params": trunk, "lr": plan.lr},
         {"params": head, "lr": plan.head_lr or plan.lr},
         *method.groups(plan.lr),
     ]
+
+
+def make_optimiser(plan: Plan, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
+    """Return the plan's optimiser over parameter groups."""
     fused = plan.device.startswith("cuda")
     if plan.optimiser == "adamw":
         return torch.optim.AdamW(groups, weight_decay=plan.weight_decay, fused=fused)
@@ -58,7 +62,7 @@ def make_optimiser(plan: Plan, embedder: Embedder, method: Method) -> torch.opti
 
 
 def set_training(model: nn.Module, trunk: nn.Module, plan: Plan, *, warming_up: bool) -> None:
-    """Train mode under the plan's batch-norm policy, with the trunk frozen while warming up."""
+    """Set train mode under the plan's batch-norm policy; freeze the trunk while warming up."""
     model.train()
     for parameter in trunk.parameters():
         parameter.requires_grad_(not warming_up)
@@ -71,5 +75,5 @@ def set_training(model: nn.Module, trunk: nn.Module, plan: Plan, *, warming_up: 
 
 
 def batch_norms(model: nn.Module) -> list[nn.Module]:
-    """The batch norms of a model, timm's variants among them."""
+    """Return the batch norms of a model, including timm's variants."""
     return [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]

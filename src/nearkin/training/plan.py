@@ -1,4 +1,4 @@
-"""The plan of a run: every setting there is, what follows from it, and nothing that runs.
+"""The plan of a run: all settings, their defaults and checks.
 
 The fields of `Plan` are the flags of `nearkin train`, the keywords of `nearkin.train` and the keys of `config.json`.
 """
@@ -23,90 +23,93 @@ Select = Literal["last", "validation", "test"]
 
 
 def setting(default: Any, help_text: str) -> Any:
-    """A field with the sentence that `--help` shows."""
+    """Return a field with the text that `--help` shows."""
     return dataclasses.field(default=default, metadata={"help": help_text})
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """All settings of a run. Defaults are Proxy-Anchor's published ones; a backbone may bring its own."""
+    """All settings of a run. Defaults are those published for Proxy-Anchor; a backbone may have others."""
 
     data: str = setting("glyphs", f"What to train and test on: {dataset_names()}.")
     method: str = setting(
-        "proxy_anchor", "What to train with, as in 'xbm(contrastive, size=1024)'; see nearkin methods."
+        "proxy_anchor", "Loss or strategy, such as 'xbm(contrastive, size=1024)'; see nearkin methods."
     )
-    backbone: str = setting("conv4", "The network: conv4, lite0, resnet50, … or any timm model name.")
-    weights: str = setting("default", "Its weights to begin with: default, none (random), or a file.")
-    dim: int = setting(512, "Dimension of the embedding (0: no linear head, the trunk's own pooled features).")
+    backbone: str = setting("conv4", "Network: conv4, lite0, resnet50, … or the name of any timm model.")
+    weights: str = setting("default", "Initial weights of the network: default, none (random), or a file.")
+    dim: int = setting(512, "Dimension of the embedding (0: no linear head, the pooled features of the trunk).")
     pool: str = setting("avg+max", "Pooling of the feature map: avg, max, avg+max (summed), gem.")
-    bias: bool = setting(True, "A bias in the linear head.")
-    layer_norm: bool = setting(False, "Layer norm before the linear head.")
+    bias: bool = setting(True, "Use a bias in the linear head.")
+    layer_norm: bool = setting(False, "Apply layer norm before the linear head.")
     short_start: bool = setting(
-        True, "Embeddings that keep their length begin 11 long (space euclidean) or 4 (inner), not as the head comes."
+        True, "Rescale the head so that unnormalised embeddings start with mean norm 11 (euclidean) or 4 (inner)."
     )
     drop_path: float = setting(0.0, "Stochastic depth: rate at which the last residual block is skipped (0: off).")
     space: str = setting(
         "",
-        "Geometry of model, loss and evaluation: cosine, ball, euclidean; inner trains by inner products, is measured "
-        "by the cosine (empty: the method's own).",
+        "Geometry of model, loss and evaluation: cosine, ball, euclidean; inner trains by inner products and is "
+        "evaluated by cosine (empty: that of the method).",
     )
-    size: int = setting(0, "Side of the square image the network sees, in pixels (0: the backbone's own).")
+    size: int = setting(0, "Side of the square network input, in pixels (0: that of the backbone).")
     augment: str = setting(
-        "resized_crop", "Training-time views: resized_crop, crop, affine, none; as in 'resized_crop(scale=(0.16, 1))'."
+        "resized_crop",
+        "Augmentation: resized_crop, crop, affine, none; with options as in 'resized_crop(scale=(0.16, 1))'.",
     )
-    halves: Literal["first", "swapped"] = setting("first", "Train on the first half of the classes, or the second.")
-    fraction: float = setting(1.0, "Part of the training images of each class that is used, 0 to 1.")
-    epochs: int = setting(60, "How often the training set is gone through (0: measure the network as it is).")
-    batch: int = setting(180, "Images in a batch.")
-    images_per_class: int = setting(-1, "Images of each class in a batch (0: drawn at random; -1: the method's own).")
+    halves: Literal["first", "swapped"] = setting("first", "Which half of the classes to train on.")
+    fraction: float = setting(1.0, "Fraction of the training images of each class to use, 0 to 1.")
+    epochs: int = setting(60, "Passes over the training set (0: measure the untrained network).")
+    batch: int = setting(180, "Images per batch.")
+    images_per_class: int = setting(-1, "Images per class in a batch (0: random; -1: as the method needs).")
     optimiser: Optimiser = setting("adamw", "Optimiser.")
-    lr: float = setting(1e-4, "Learning rate of the trunk; proxies have their method's speed times it.")
-    head_lr: float = setting(0.0, "Learning rate of the head (0: as the trunk).")
-    weight_decay: float = setting(1e-4, "Weight decay, on everything.")
+    lr: float = setting(1e-4, "Learning rate of the trunk; that of proxies is this times the speed of the method.")
+    head_lr: float = setting(0.0, "Learning rate of the head (0: that of the trunk).")
+    weight_decay: float = setting(1e-4, "Weight decay of all parameters.")
     momentum: float = setting(0.9, "Momentum of sgd and rmsprop.")
-    warmup: int = setting(1, "Epochs at the beginning with the trunk frozen.")
-    batch_norm: BatchNorm = setting("freeze-stats", "Batch norm: all frozen, only its statistics frozen, or trained.")
-    schedule: Schedule = setting("step", "Learning-rate schedule; plateau looks at held-out training classes.")
-    decay: float = setting(0.5, "Factor of a step or a plateau.")
-    decay_every: int = setting(10, "Epochs between steps; checks without progress before a plateau's.")
-    clip_value: float = setting(10.0, "Largest value of a gradient entry (0: off).")
-    clip_norm: float = setting(0.0, "Largest norm of the gradient (0: off).")
+    warmup: int = setting(1, "Initial epochs with the trunk frozen.")
+    batch_norm: BatchNorm = setting(
+        "freeze-stats", "Batch norm: freeze all of it, freeze only its statistics, or train."
+    )
+    schedule: Schedule = setting("step", "Learning-rate schedule; plateau uses held-out training classes.")
+    decay: float = setting(0.5, "Factor of the learning rate at each step or plateau.")
+    decay_every: int = setting(10, "Epochs between steps; for plateau, checks without progress.")
+    clip_value: float = setting(10.0, "Clip gradient entries at this value (0: off).")
+    clip_norm: float = setting(0.0, "Clip the norm of the gradient at this value (0: off).")
     precision: Literal["auto", "float32", "bf16"] = setting("auto", "Arithmetic of the network (auto: bf16 on a GPU).")
     compile: bool = setting(False, "Compile the network with torch.compile.")
-    select: Select = setting("last", "Which epoch is kept: last, best on held-out training classes, or best on test.")
-    select_by: str = setting("MAP@R", "The metric by which held-out classes (or test) choose.")
-    held_out: float = setting(0.25, "Part of the training classes held out where select, patience or plateau need it.")
+    select: Select = setting("last", "Epoch to keep: last, best on held-out training classes, or best on test.")
+    select_by: str = setting("MAP@R", "Metric that selects the best epoch.")
+    held_out: float = setting(0.25, "Fraction of the training classes to hold out, if any are needed.")
     folds: int = setting(
-        0, "Train so many models, each with another block of the training classes held out, and join them (0: one)."
+        0, "Train this many models, each with another block of training classes held out, and join them (0: one model)."
     )
-    fold: int = setting(0, "Only this one of the folds: 1, 2, … (0: all of them).")
-    own_seeds: bool = setting(True, "Whether each fold draws from a seed of its own, or all begin alike.")
-    patience: int = setting(0, "Stop after so many checks without progress on held-out classes (0: never).")
-    check_every: int = setting(0, "Steps between checks of method and held-out classes (0: an epoch).")
-    evaluate_every: int = setting(0, "Epochs between looks at the test set, for the curve only (0: at both ends).")
-    snapshots: str = setting("", "Epochs after which model and method are kept, for pictures of both, as 0,30,80.")
-    metrics: tuple[str, ...] = setting(DEFAULT_METRICS, "What is measured on the test set.")
-    tensorboard: bool = setting(False, "Also write the curves for TensorBoard, into the run's folder (extra: track).")
-    seed: int = setting(0, "Seed of everything random.")
+    fold: int = setting(0, "Train only this fold: 1, 2, … (0: all).")
+    own_seeds: bool = setting(True, "Give each fold its own seed, instead of the same initial weights for all.")
+    patience: int = setting(0, "Stop after this many checks without progress on held-out classes (0: never).")
+    check_every: int = setting(0, "Steps between checks on held-out classes (0: one epoch).")
+    evaluate_every: int = setting(0, "Epochs between test scores, for the curve only (0: at both ends).")
+    snapshots: str = setting("", "Epochs after which to save model and method, such as 0,30,80.")
+    metrics: tuple[str, ...] = setting(DEFAULT_METRICS, "Metrics on the test set, separated by commas.")
+    tensorboard: bool = setting(False, "Also write curves for TensorBoard into the run folder (extra: track).")
+    seed: int = setting(0, "Seed of all random numbers.")
     device: str = setting("auto", "Where to compute: auto, cpu, cuda, cuda:1, …")
 
     @property
     def needs_held_out(self) -> bool:
-        """Whether training classes are put aside; never where test itself chooses."""
-        asked = self.select == "validation" or self.patience > 0 or self.schedule == "plateau" or self.folds > 0
-        return asked and self.select != "test"
+        """Whether some training classes are held out; never with select=test."""
+        needed = self.select == "validation" or self.patience > 0 or self.schedule == "plateau" or self.folds > 0
+        return needed and self.select != "test"
 
     @property
     def own_seed(self) -> int:
-        """What this one model draws from: with folds, no two of the same plan or of another seed's begin alike.
+        """The seed of this model: with folds, different for each fold and each seed of the plan.
 
-        Heads that begin alike see much the same of an image.
+        Models that start from the same head learn similar features.
         """
         return (self.seed * self.folds + self.fold - 1) % 2**31 if self.fold and self.own_seeds else self.seed
 
     @property
     def snapshot_epochs(self) -> tuple[int, ...]:
-        """The epochs after which model and method are kept; 0 is before the first step."""
+        """The epochs after which model and method are saved; 0 is before the first step."""
         return tuple(int(part) for part in self.snapshots.split(",")) if self.snapshots.strip() else ()
 
 
@@ -126,24 +129,24 @@ RANGES: dict[str, tuple[float, float]] = {
     "fraction": (TINY, 1),
     "held_out": (TINY, 1 - 1e-9),
 }
-"""What a number may be, both ends included."""
+"""Allowed values of numbers, both ends included."""
 
 
-def make_plan(given: Mapping[str, Any], natural: Mapping[str, Any]) -> Plan:
-    """The plan of what was given, then what is natural to the backbone, then the defaults; each value checked."""
+def make_plan(settings: Mapping[str, Any], defaults: Mapping[str, Any]) -> Plan:
+    """Return the checked plan: settings first, then the defaults of the backbone, then those of `Plan`."""
     fields = {f.name for f in dataclasses.fields(Plan)}
     hints = get_type_hints(Plan)
-    for name, value in given.items():
+    for name, value in settings.items():
         if name not in fields:
             raise NearkinError(f"There is no setting {name!r}.{nearest(name, fields)} See nearkin train --help.")
         if name != "metrics" and not fits(value, hints[name]):
-            raise NearkinError(f"The setting {name} is {words(hints[name])}, not {value!r}.")
-    chosen = {"select": "validation"} if given.get("folds") else {}  # what a fold holds out is there to choose
-    plan = Plan(**{**chosen, **natural, **given})
+            raise NearkinError(f"The setting {name} must be {words(hints[name])}, not {value!r}.")
+    of_folds = {"select": "validation"} if settings.get("folds") else {}
+    plan = Plan(**{**of_folds, **defaults, **settings})
     for name, (least, most) in RANGES.items():
         if not least <= getattr(plan, name) <= most:  # NaN is neither
             limit = f"at least {least:g}" if most >= 1e30 else f"from {least:g} to {most:g}"
-            raise NearkinError(f"The setting {name} is {limit}, not {getattr(plan, name)}.")
+            raise NearkinError(f"The setting {name} must be {limit}, not {getattr(plan, name)}.")
     _check_folds(plan)
     _check_snapshots(plan)
     names: str | Sequence[str] = plan.metrics
@@ -153,35 +156,35 @@ def make_plan(given: Mapping[str, Any], natural: Mapping[str, Any]) -> Plan:
     device = resolve_device(plan.device)
     precision = ("bf16" if device.type == "cuda" else "float32") if plan.precision == "auto" else plan.precision
     if precision == "bf16" and device.type == "cpu":
-        raise NearkinError("precision=bf16 needs a GPU here; on a CPU use float32.")
+        raise NearkinError("precision=bf16 needs a GPU; on a CPU use float32.")
     return dataclasses.replace(plan, device=str(device), precision=precision, metrics=metrics)
 
 
 def _check_folds(plan: Plan) -> None:
     if plan.folds == 1 or plan.fold > plan.folds:
         raise NearkinError(
-            f"There are at least 2 folds, and a fold is one of them: not folds={plan.folds}, fold={plan.fold}."
+            f"There must be at least 2 folds, and fold must be one of them: not folds={plan.folds}, fold={plan.fold}."
         )
     if plan.folds and not plan.dim:
-        raise NearkinError("Models that are joined have a head each: leave out dim=0, or the folds.")
+        raise NearkinError("The models of folds need a head each: leave out dim=0 or folds.")
     if plan.folds and plan.select == "test":
-        raise NearkinError("The held-out classes of a fold choose its epoch: leave out select=test, or the folds.")
+        raise NearkinError("The held-out classes of a fold select its epoch: leave out select=test or folds.")
 
 
 def _check_snapshots(plan: Plan) -> None:
     try:
-        known = all(0 <= epoch <= plan.epochs for epoch in plan.snapshot_epochs)
+        valid = all(0 <= epoch <= plan.epochs for epoch in plan.snapshot_epochs)
     except ValueError:
-        known = False
-    if not known:
+        valid = False
+    if not valid:
         raise NearkinError(
-            f"Snapshots are epochs from 0 to {plan.epochs} with commas between, as 0,{plan.epochs}, "
+            f"Snapshots must be epochs from 0 to {plan.epochs}, separated by commas, such as 0,{plan.epochs}, "
             f"not {plan.snapshots!r}."
         )
 
 
 def resolve_device(name: str) -> torch.device:
-    """The device of that name; `auto` is a GPU where there is one."""
+    """Return the device of that name; `auto` is a GPU if there is one."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -191,5 +194,5 @@ def resolve_device(name: str) -> torch.device:
     if device.type not in ("cpu", "cuda"):
         raise NearkinError(f"There is no device {name!r}: use auto, cpu, cuda or cuda:1.")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise NearkinError(f"The device {name!r} is not there: {torch.cuda.device_count()} GPUs were found; use cpu.")
+        raise NearkinError(f"There is no device {name!r}: {torch.cuda.device_count()} GPUs were found; use cpu.")
     return device

@@ -1,4 +1,4 @@
-"""TODO."""
+"""The files of a run, written so that a killed run can be resumed."""
 
 import json
 from pathlib import Path
@@ -10,7 +10,7 @@ CHOSEN = {
     "validation": "the best on held-out training classes",
     "test": "the best ON THE TEST SET",
 }
-"""What chose the epoch that a run keeps, in words, by its `select`."""
+"""The setting `select` → which epoch a run keeps, in words."""
 
 
 class RunFolder:
@@ -27,23 +27,23 @@ class RunFolder:
         self.snapshots = self.path / "snapshots"
 
     def parts(self) -> list["RunFolder"]:
-        """The runs whose models are this one's together; none where it is a run by itself."""
+        """Return the runs of the folds; empty for a single run."""
         return [RunFolder(self.path / name) for name in read_json(self.config).get("parts", [])]
 
     def append(self, event: Json) -> None:
-        """Add a line to the log."""
+        """Append a line to the log."""
         with self.log.open("a") as file:
             file.write(json.dumps(event) + "\n")
 
     def events(self) -> list[Json]:
-        """The log, without a last line that a kill cut short."""
+        """Read the log, except a last line that a kill left incomplete."""
         if not self.log.exists():
             return []
         lines = self.log.read_text().split("\n")
         return [json.loads(line) for line in lines[:-1]]
 
     def keep_events(self, count: int) -> None:
-        """Forget what was logged after the checkpoint that training goes on from."""
+        """Keep the first `count` lines of the log: those before the checkpoint that training resumes from."""
         events = self.events()[:count]
         with atomic_file(self.log) as temporary:
             temporary.write_text("".join(json.dumps(e) + "\n" for e in events))

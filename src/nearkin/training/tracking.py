@@ -1,9 +1,9 @@
-"""A run for TensorBoard: what its log says, as curves. The log is the truth; this is written from it.
+"""The log of a run as curves for TensorBoard.
 
 loss, lr          of each epoch
-check/METRIC      on held-out training classes, or on test where that was asked for
-test/METRIC       looks at the test set
-kept/METRIC       the test scores of the model that is kept, at the step it is from
+check/METRIC      on held-out training classes, or on test with select=test
+test/METRIC       on the test set
+kept/METRIC       on the test set, of the model that is kept, at its step
 """
 
 import shutil
@@ -16,7 +16,7 @@ from nearkin.files import Json
 
 
 def curves(event: Json, select_by: str) -> Iterator[tuple[str, float]]:
-    """The points of an event, each with the name of its curve."""
+    """Return the points of an event, each with the name of its curve."""
     kind = event["event"]
     if kind == "epoch":
         yield "loss", event["loss"]
@@ -28,19 +28,19 @@ def curves(event: Json, select_by: str) -> Iterator[tuple[str, float]]:
 
 
 class Tracker:
-    """Writes events into a folder for TensorBoard, those there were first: a resumed run has each once.
+    """Writer of events for TensorBoard; without a folder it writes nothing and needs no package.
 
-    With no folder it writes nothing, and needs nothing.
+    A resumed run writes its earlier events first, so that each appears once.
     """
 
     def __init__(self, folder: Path | None, select_by: str) -> None:
         self.folder, self.select_by = folder, select_by
         self.writer: Any = None
         if folder is not None:
-            _writer_class()  # missing is better said now than after the first epoch
+            _writer_class()  # if it is missing, fail now rather than after the first epoch
 
     def begin(self, events: Iterable[Json]) -> None:
-        """Forget what was written before, and write these."""
+        """Delete what was written before, and write these events."""
         if self.folder is None:
             return
         self.close()
@@ -50,14 +50,14 @@ class Tracker:
             self.add(event)
 
     def add(self, event: Json) -> None:
-        """One more event, at once on disk; its values are on the host already."""
+        """Write an event to disk at once."""
         if self.writer is not None:
             for name, value in curves(event, self.select_by):
                 self.writer.add_scalar(name, value, event["step"])
             self.writer.flush()
 
     def close(self) -> None:
-        """Finish the file."""
+        """Close the file."""
         if self.writer is not None:
             self.writer.close()
             self.writer = None
@@ -68,6 +68,6 @@ def _writer_class() -> Any:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
         raise NearkinError(
-            "TensorBoard is not installed: install nearkin[track], or leave the setting tensorboard off."
+            "TensorBoard is not installed: install nearkin[track], or leave out the setting tensorboard."
         ) from None
     return SummaryWriter

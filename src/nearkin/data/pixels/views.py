@@ -39,7 +39,7 @@ class Boxes(NamedTuple):
     skip: Tensor | int = 0  # outputs before the first one that is wanted
 
 
-class Kind(Protocol):
+class Augmentation(Protocol):
     """An augmentation: pixels [B, C, size, size] in 0 … 255 from a batch and `draws` uniform numbers per image."""
 
     draws: int
@@ -64,13 +64,13 @@ def augment(text: str, *, size: int, short_side: int, normalise: Normalise, comp
         raise NearkinError(f"{call.name} takes only options such as key=value: {text!r}.")
     options = check_options(call, entry, reserved=("size", "short_side"))
     _check_size(size, short_side)
-    kind: Kind = entry(size=size, short_side=short_side, **options)
+    kind: Augmentation = entry(size=size, short_side=short_side, **options)
     finish = _Finish(normalise)
 
-    def whole(pixels: Pixels, draws: Tensor, scaling: tuple[Tensor, Tensor]) -> Tensor:
+    def apply(pixels: Pixels, draws: Tensor, scaling: tuple[Tensor, Tensor]) -> Tensor:
         return finish(kind.apply(pixels, draws), scaling)
 
-    run = torch.compile(whole) if compiled else whole
+    run = torch.compile(apply) if compiled else apply
 
     @torch.no_grad()
     def view(pixels: Pixels, rng: Generator) -> Tensor:
@@ -172,7 +172,7 @@ class Affine:
             return F.grid_sample(square.float(), grid, padding_mode="reflection", align_corners=False)
 
 
-class Nothing:
+class CentralSquare:
     """The central square, as at test time."""
 
     draws = 0
@@ -185,7 +185,7 @@ class Nothing:
         return central(pixels, self.size)
 
 
-AUGMENTS: dict[str, type] = {"resized_crop": ResizedCrop, "crop": Crop, "affine": Affine, "none": Nothing}
+AUGMENTS: dict[str, type] = {"resized_crop": ResizedCrop, "crop": Crop, "affine": Affine, "none": CentralSquare}
 
 
 def central(pixels: Pixels, size: int) -> Tensor:
