@@ -1,4 +1,4 @@
-"""Images gathered and embedded into files and indexes: in any layout, with bad ones among them, killed on the way."""
+"""Embed images into files and indexes, with unreadable ones among them, and after a kill."""
 
 import os
 import subprocess
@@ -26,7 +26,7 @@ def run(tmp_path_factory):
 
 @pytest.fixture
 def pictures(tmp_path):
-    """A folder a class, 12 images."""
+    """One folder per class, 12 images."""
     make_images(tmp_path / "pictures")
     return tmp_path / "pictures"
 
@@ -34,7 +34,7 @@ def pictures(tmp_path):
 # Embedding into an index.
 
 
-def test_only_what_is_new_or_changed_is_embedded(run, pictures, tmp_path, monkeypatch):
+def test_only_new_and_changed_images_are_embedded(run, pictures, tmp_path, monkeypatch):
     monkeypatch.setattr(embedding, "CHUNK", 5)
     model = nk.load(run)
     index = create_index(tmp_path / "i", dim=8, space="cosine", run=run)
@@ -43,9 +43,9 @@ def test_only_what_is_new_or_changed_is_embedded(run, pictures, tmp_path, monkey
     paths = [image.path for image in list_images([pictures])]
     known = model.embed(paths)
     assert torch.allclose(torch.from_numpy(index.embeddings(paths)), known, atol=1e-6)
-    make_images(pictures, classes=1, each=1, seed=5)  # another picture of that name
+    make_images(pictures, classes=1, each=1, seed=5)  # another picture with the same name
     os.utime(pictures / "class 0" / "0.png", (1, 1))
-    make_images(pictures, classes=4, each=5, seed=6)  # and others, of which some are new
+    make_images(pictures, classes=4, each=5, seed=6)  # some of them new
     table = tmp_path / "list.csv"
     table.write_text("path,label\n" + f"{pictures / 'class 1' / '3.png'},another\n")
     filled = fill(index, model, list_images([pictures]))
@@ -56,7 +56,7 @@ def test_only_what_is_new_or_changed_is_embedded(run, pictures, tmp_path, monkey
     assert index.item(str(pictures / "class 1" / "3.png")).label == "another"
 
 
-def test_images_that_cannot_be_used_are_listed_and_the_others_embedded(run, pictures, tmp_path, monkeypatch):
+def test_unreadable_images_are_listed_and_the_others_embedded(run, pictures, tmp_path, monkeypatch):
     monkeypatch.setattr(embedding, "CHUNK", 3)
     for name in ("0", "1", "2"):
         (pictures / "class 0" / f"{name}.png").write_bytes(b"" if name == "0" else b"not an image")  # a whole chunk
@@ -85,7 +85,7 @@ def read(path: Path) -> tuple[list[str], list[str | None], np.ndarray]:
 
 
 @pytest.mark.parametrize("name", ["out.npz", "out.parquet"])
-def test_a_file_holds_paths_labels_and_embeddings_in_order(run, pictures, tmp_path, name):
+def test_file_holds_paths_labels_and_embeddings_in_order(run, pictures, tmp_path, name):
     pytest.importorskip("pyarrow")
     (pictures / "class 1" / "1.png").write_bytes(b"nothing")
     (pictures / "loose.png").write_bytes((pictures / "class 2" / "1.png").read_bytes())
@@ -101,7 +101,7 @@ def test_a_file_holds_paths_labels_and_embeddings_in_order(run, pictures, tmp_pa
     assert sorted(p.name for p in tmp_path.iterdir()) == [name, "pictures"]
 
 
-def test_what_cannot_be_written_is_a_sentence_before_the_work(run, pictures, tmp_path, monkeypatch):
+def test_wrong_output_is_refused_before_the_work(run, pictures, tmp_path, monkeypatch):
     model, images = nk.load(run), list_images([pictures])
     with pytest.raises(NearkinError, match=r"\.parquet or \.npz"):
         embed_to_file(run, model, images, tmp_path / "out.txt")
@@ -114,7 +114,7 @@ def test_what_cannot_be_written_is_a_sentence_before_the_work(run, pictures, tmp
         embed_to_file(run, model, images, tmp_path / "out.npz")
 
 
-def test_work_of_another_model_is_not_gone_on_with(run, pictures, tmp_path):
+def test_unfinished_work_of_another_model_is_discarded(run, pictures, tmp_path):
     model, images = nk.load(run), list_images([pictures])
     other = make_run(tmp_path / "other", seed=3)
     with create_index(tmp_path / "out.npz.part", dim=8, space="cosine", run=other) as part:
@@ -134,7 +134,7 @@ embed.embed_to_file(Path(sys.argv[1]), load(sys.argv[1], device="cpu"), list_ima
 """
 
 
-def test_killed_and_called_again_it_goes_on(run, tmp_path):
+def test_killed_call_continues_when_repeated(run, tmp_path):
     make_images(tmp_path / "pictures", classes=6, each=10)
     arguments = [str(run), str(tmp_path / "pictures"), str(tmp_path / "out.npz")]
     part = tmp_path / "out.npz.part"

@@ -18,12 +18,12 @@ from nearkin.training.model import Model
 collect_ignore_glob = [] if find_spec("fastapi") else ["test_*.py"]  # the extra serve is not installed
 
 DATA = "glyphs(classes=48, samples=6)"
-ODD = "<img src=x onerror=\"document.title='broken in'\"> & 'co'"  # a label that would be mischief as HTML
+ODD = "<img src=x onerror=\"document.title='broken in'\"> & 'co'"  # a label that would be an attack if it were HTML
 
 
 @pytest.fixture(scope="session")
 def run(tmp_path_factory) -> Path:
-    """A run folder, hardly trained."""
+    """A run folder after two epochs."""
     folder = tmp_path_factory.mktemp("serve") / "run"
     nk.train(data=DATA, epochs=2, batch=24, dim=16, device="cpu", out=folder)
     return folder
@@ -84,14 +84,14 @@ def running(app: object) -> Iterator[str]:
 
 @pytest.fixture
 def live() -> Iterator[Callable[..., str]]:
-    """Starts a server for an application and returns its address; it stops with the test."""
+    """Start a server for an application and return its address; it stops with the test."""
     with ExitStack() as stack:
         yield lambda app: stack.enter_context(running(app))
 
 
 @pytest.fixture(scope="session")
 def server(index, model) -> Iterator[str]:
-    """The address of one server that many tests ask."""
+    """The address of a server shared by many tests."""
     from nearkin.serve import make_app
 
     with running(make_app(index, model, name="letters")) as address:

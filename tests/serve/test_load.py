@@ -1,4 +1,4 @@
-"""Two hundred searches at once: every one is answered, and with its own answer."""
+"""Two hundred concurrent searches: each gets its own answer."""
 
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
@@ -9,7 +9,7 @@ import numpy as np
 CLIENTS = 200
 
 
-def test_two_hundred_searches_at_once_are_all_answered(server, index, model, pictures):
+def test_two_hundred_concurrent_searches_are_answered(server, index, model, pictures):
     files = [path for path, _ in pictures][:CLIENTS]
     data = [path.read_bytes() for path in files]
     expected = index.search(model.embed(files).numpy(), 5)
@@ -26,7 +26,7 @@ def test_two_hundred_searches_at_once_are_all_answered(server, index, model, pic
 
             return await asyncio.gather(*(one(number) for number in range(CLIENTS)))
 
-    with ThreadPoolExecutor(1) as thread:  # Playwright, where it ran before, keeps an event loop in this one
+    with ThreadPoolExecutor(1) as thread:  # Playwright may have left an event loop in this thread
         answers = thread.submit(lambda: asyncio.run(ask())).result()
     assert [answer.status_code for answer in answers] == [200] * CLIENTS
     for number, answer in enumerate(answers):

@@ -1,4 +1,4 @@
-"""The map: the same index gives the same places, kin lie together, and it is drawn once."""
+"""The map: deterministic, similar items close together, computed once."""
 
 import time
 
@@ -18,43 +18,43 @@ def clusters(*, classes=6, each=20, dim=16, seed=0):
     return x, [str(label) for label in labels]
 
 
-def part_of_kin(places, labels):
-    """How many points have a nearest neighbour of their own class."""
+def same_class_fraction(positions, labels):
+    """The fraction of points whose nearest neighbour is of the same class."""
     labels = np.array(labels)
-    distance = np.linalg.norm(places[:, None] - places[None], axis=2) + 1e9 * np.eye(len(places))
+    distance = np.linalg.norm(positions[:, None] - positions[None], axis=2) + 1e9 * np.eye(len(positions))
     return (labels[distance.argmin(1)] == labels).mean()
 
 
-def test_principal_components_are_those_of_the_covariance():
+def test_first_map_is_the_principal_components():
     x, _ = clusters()
-    places = maps.principal_components_map(x).positions
+    positions = maps.principal_components_map(x).positions
     centred = x - x.mean(0)
     u, s, _ = np.linalg.svd(centred.astype(np.float64), full_matrices=False)
     expected = u[:, :2] * s[:2]
     for axis in range(2):
-        assert abs(np.corrcoef(places[:, axis], expected[:, axis])[0, 1]) > 1 - 1e-9
-    assert places.min() >= 0
-    assert places.max() <= 1
-    assert np.ptp(places[:, 0]) == pytest.approx(1, abs=1e-6)
+        assert abs(np.corrcoef(positions[:, axis], expected[:, axis])[0, 1]) > 1 - 1e-9
+    assert positions.min() >= 0
+    assert positions.max() <= 1
+    assert np.ptp(positions[:, 0]) == pytest.approx(1, abs=1e-6)
 
 
-def test_kin_lie_together_and_the_map_repeats_itself():
+def test_classes_lie_together_and_the_map_is_deterministic():
     x, labels = clusters()
     first, second = maps.tsne_map(x, labels), maps.tsne_map(x, labels)
     assert first.method == "t-SNE"
     assert np.array_equal(first.positions, second.positions)
-    assert part_of_kin(first.positions, labels) == 1
+    assert same_class_fraction(first.positions, labels) == 1
 
 
-def test_a_large_index_lies_between_landmarks(monkeypatch):
+def test_large_index_is_placed_between_landmarks(monkeypatch):
     monkeypatch.setattr(maps, "LANDMARKS", 60)
     x, labels = clusters(each=30)
-    places = maps.tsne_map(x, labels).positions
-    assert len(places) == 180
-    assert part_of_kin(places, labels) > 0.98
+    positions = maps.tsne_map(x, labels).positions
+    assert len(positions) == 180
+    assert same_class_fraction(positions, labels) > 0.98
 
 
-def test_a_sample_is_fair_to_every_class():
+def test_sample_has_the_same_fraction_of_every_class():
     labels = ["a"] * 700 + ["b"] * 200 + ["c"] * 100
     rows = maps.sample(labels, 100)
     chosen = [labels[row] for row in rows]
@@ -64,19 +64,19 @@ def test_a_sample_is_fair_to_every_class():
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 4])
-def test_few_points_have_a_map_too(count):
+def test_map_of_few_points(count):
     x = np.random.default_rng(0).normal(size=(count, 3)).astype(np.float32)
-    places = maps.tsne_map(x, ["a"] * count).positions
-    assert places.shape == (count, 2)
-    assert np.isfinite(places).all()
+    positions = maps.tsne_map(x, ["a"] * count).positions
+    assert positions.shape == (count, 2)
+    assert np.isfinite(positions).all()
 
 
-def test_all_in_one_place_has_a_map_too():
-    places = maps.tsne_map(np.ones((8, 5), np.float32), ["a"] * 8).positions
-    assert np.isfinite(places).all()
+def test_map_of_identical_points():
+    positions = maps.tsne_map(np.ones((8, 5), np.float32), ["a"] * 8).positions
+    assert np.isfinite(positions).all()
 
 
-def test_a_map_is_drawn_once_for_the_same_embeddings(tmp_path):
+def test_map_is_cached_by_embeddings(tmp_path):
     x, _ = clusters(each=3)
     drawn = []
 
@@ -96,7 +96,7 @@ def test_a_map_is_drawn_once_for_the_same_embeddings(tmp_path):
     assert len(drawn) == 3
 
 
-def test_the_server_gives_a_rough_map_then_a_careful_one(index, model, tmp_path, monkeypatch):
+def test_server_gives_a_first_map_then_tsne(index, model, tmp_path, monkeypatch):
     monkeypatch.setenv("NEARKIN_CACHE", str(tmp_path))
     with TestClient(make_app(index, model)) as client:
         first = client.get("/api/map").json()

@@ -1,4 +1,4 @@
-"""The page in a real browser: mouse, keyboard, touch, drop, paste, the way back, light and dark, large and small."""
+"""The page in a real browser: mouse, keyboard, touch, drop, paste, back button, light and dark, large and small."""
 
 import base64
 import re
@@ -21,7 +21,7 @@ WIDE, PHONE = {"width": 1280, "height": 800}, {"width": 390, "height": 844}
 
 @contextmanager
 def opened(browser, address, *, viewport=None, complaints=(), **context):
-    """A page that must neither complain nor ask anybody else, except for complaints that are expected."""
+    """A page that must log nothing unexpected and send no request to another host."""
     context = {"viewport": viewport or WIDE, "reduced_motion": "reduce", **context}
     with_context = browser.new_context(**context)
     page = with_context.new_page()
@@ -51,30 +51,30 @@ def hits(page):
 
 
 def searched(page):
-    """The page when a search has been answered."""
+    """The page after a search was answered."""
     expect(page.locator("#status")).to_contain_text("the nearest")
     return page
 
 
 def drawn(page):
-    """The page when its map is."""
+    """The page after its map was drawn."""
     expect(page.locator("#map-state")).to_contain_text("t-SNE", timeout=20_000)
     return page
 
 
-def test_the_assets_are_all_local():
+def test_assets_are_local():
     for path in STATIC.iterdir():
         foreign = re.findall(r"(?:https?:)?//[a-z0-9.-]+\.[a-z]{2,}[^\s\"']*", path.read_text())
         assert [link for link in foreign if link != "http://www.w3.org/2000/svg"] == [], path.name
 
 
-def test_the_first_look(page, index, picture):
+def test_first_view(page, index, picture):
     expect(page.locator("#about")).to_have_text(f"letters: {len(index)} pictures, {len(index.label_names())} labels")
     drawn(page)
     page.screenshot(path=picture("serve-first-1280"))
 
 
-def test_a_chosen_picture_finds_itself(page, pictures, picture):
+def test_chosen_picture_finds_itself(page, pictures, picture):
     path = pictures[3][0]
     page.locator("#file").set_input_files(path)
     searched(page)
@@ -87,7 +87,7 @@ def test_a_chosen_picture_finds_itself(page, pictures, picture):
 
 
 @pytest.mark.parametrize("how", ["drop", "paste"])
-def test_a_picture_can_be_dropped_and_pasted(page, pictures, how):
+def test_picture_can_be_dropped_and_pasted(page, pictures, how):
     path = pictures[10][0]
     page.evaluate(
         """([how, data]) => {
@@ -108,7 +108,7 @@ def test_a_picture_can_be_dropped_and_pasted(page, pictures, how):
     expect(page.locator("#overlay")).to_be_hidden()
 
 
-def test_a_click_searches_on_and_back_goes_back(page, pictures):
+def test_click_on_a_hit_and_back_button(page, pictures):
     page.locator("#file").set_input_files(pictures[3][0])
     searched(page)
     second = hits(page).nth(1)
@@ -126,17 +126,17 @@ def test_a_click_searches_on_and_back_goes_back(page, pictures):
     page.go_forward()
     page.go_forward()
     expect(page.locator("#query .path")).to_have_text(chosen)
-    page.reload()  # the address alone brings it back
+    page.reload()  # the address holds the whole state
     expect(page.locator("#query .path")).to_have_text(chosen)
 
 
-def test_a_picture_of_ones_own_is_not_kept(page, pictures):
+def test_upload_is_lost_on_reload(page, pictures):
     page.locator("#file").set_input_files(pictures[3][0])
     searched(page).reload()
     expect(page.locator("#status")).to_contain_text("choose the picture again")
 
 
-def test_how_many_and_which_labels(page, pictures, index):
+def test_number_of_hits_and_label_filter(page, pictures, index):
     hits(page).first.click()
     searched(page)
     page.locator("#k").select_option("10")
@@ -154,7 +154,7 @@ def test_how_many_and_which_labels(page, pictures, index):
     assert "label=" not in page.url
 
 
-def test_labels_narrow_what_one_begins_with(page, pictures):
+def test_label_filter_applies_to_examples(page, pictures):
     page.locator("#label").fill(pictures[-1][1])
     page.locator("#label").press("Enter")
     expect(hits(page)).to_have_count(3)
@@ -165,7 +165,7 @@ def test_labels_narrow_what_one_begins_with(page, pictures):
     expect(hits(page)).to_have_count(10)
 
 
-def test_labels_are_text_and_nothing_else(page, index):
+def test_labels_are_escaped(page, index):
     """One label is a tag that would run a script."""
     item = next(i for i, label in zip(index.items().ids, index.items().labels, strict=True) if "onerror" in label)
     page.goto(page.url + "?id=" + item.replace(" ", "%20"))
@@ -175,7 +175,7 @@ def test_labels_are_text_and_nothing_else(page, index):
     assert page.title() == "letters · nearkin"
 
 
-def test_the_keyboard_alone_suffices(page):
+def test_keyboard_reaches_everything(page):
     page.keyboard.press("Tab")
     expect(page.locator(".skip")).to_be_focused()
     for wanted in (".name", "header > a:last-child", "#file", "#k", "#label"):
@@ -199,13 +199,13 @@ def test_the_keyboard_alone_suffices(page):
     page.keyboard.press("Enter")
     searched(page)
     expect(page.locator("#query .path")).to_have_text(chosen)
-    expect(hits(page).first).to_be_focused()  # one can go on from there
+    expect(hits(page).first).to_be_focused()  # so the keyboard can continue there
     page.keyboard.press("Escape")
     expect(page.locator("#file")).to_be_focused()
 
 
 def places(page, server):
-    """Where on the screen the points of the whole map are, worked out apart from the page."""
+    """Screen positions of the map's points, computed independently of the page."""
     found = page.request.get(f"{server}/api/map").json()
     box = page.locator("#canvas").bounding_box()
     x, y = found["x"], found["y"]
@@ -225,7 +225,7 @@ def alone(spots):
     return max(spots, key=nearest)
 
 
-def test_a_point_of_the_map_is_searched_by(page, server):
+def test_click_on_a_map_point_searches(page, server):
     spots = places(drawn(page), server)
     item = alone(spots)
     page.mouse.move(*spots[item])
@@ -234,7 +234,7 @@ def test_a_point_of_the_map_is_searched_by(page, server):
     expect(page.locator("#query .path")).to_have_text(item)
 
 
-def test_the_map_is_moved_and_zoomed(page, server):
+def test_map_moves_and_zooms(page, server):
     canvas = drawn(page).locator("#canvas")
     spots = places(page, server)
     item = alone(spots)
@@ -245,7 +245,7 @@ def test_the_map_is_moved_and_zoomed(page, server):
     page.mouse.down()
     page.mouse.move(box["x"] + 100, box["y"] + 100, steps=4)
     page.mouse.up()
-    assert "id=" not in page.url  # dragging is no click
+    assert "id=" not in page.url  # dragging is not a click
     page.mouse.click(box["x"] + 100, box["y"] + 100)
     expect(page.locator("#query .path")).to_have_text(item)
     page.locator("#zoom-all").click()
@@ -253,7 +253,7 @@ def test_the_map_is_moved_and_zoomed(page, server):
     expect(page.locator("#query .path")).to_have_text(item)
 
 
-def test_the_map_works_by_keyboard(page, server):
+def test_map_works_by_keyboard(page, server):
     spots = places(drawn(page), server)
     page.locator("#tab-results").evaluate("(node) => node.focus()")
     page.locator("#canvas").focus()
@@ -270,7 +270,7 @@ def test_the_map_works_by_keyboard(page, server):
     expect(page.locator("#query .path")).to_have_text(nearest)
 
 
-def test_the_map_names_few_classes_that_lie_together(browser, live, tmp_path, picture):
+def test_map_names_compact_classes(browser, live, tmp_path, picture):
     rng = np.random.default_rng(0)
     labels = [name for name in ("north", "south", "east") for _ in range(12)] + ["everywhere"] * 36
     centres = dict(zip(("north", "south", "east"), 9 * np.eye(3, 8), strict=True))
@@ -296,7 +296,7 @@ def test_the_map_names_few_classes_that_lie_together(browser, live, tmp_path, pi
         page.locator("#map").screenshot(path=picture("serve-names"))
 
 
-def test_pictures_show_when_one_comes_close(page, server, picture):
+def test_pictures_appear_when_zoomed_in(page, server, picture):
     spots = places(drawn(page), server)
     page.mouse.move(*spots[alone(spots)])
     with page.expect_response(lambda answer: "side=64" in answer.url):
@@ -327,7 +327,7 @@ def test_on_a_phone(browser, server, pictures, picture):
 
 
 def pinch(page, box):
-    """Two fingers apart: the map comes closer, which shows in that fewer points are in reach of its middle."""
+    """Pinch to zoom: the map changes and no point is selected."""
     before = page.locator("#canvas").screenshot()
     touch = page.context.new_cdp_session(page)
     x, y = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
@@ -337,10 +337,10 @@ def pinch(page, box):
     address = page.url
     page.wait_for_timeout(100)
     assert page.locator("#canvas").screenshot() != before
-    assert page.url == address  # two fingers mean no point
+    assert page.url == address  # two fingers select no point
 
 
-def test_in_the_dark(browser, server, pictures, picture):
+def test_dark_mode(browser, server, pictures, picture):
     backgrounds = {}
     for scheme in ("light", "dark"):
         with opened(browser, server, color_scheme=scheme) as page:
@@ -353,7 +353,7 @@ def test_in_the_dark(browser, server, pictures, picture):
     assert sum(map(int, re.findall(r"\d+", backgrounds["light"]))) > 650
 
 
-def test_what_is_wrong_is_said(browser, index, model, live, tmp_path, picture):
+def test_upload_errors_are_shown(browser, index, model, live, tmp_path, picture):
     address = live(make_app(index, model, limits=Limits(upload_bytes=5000)))
     text, large = tmp_path / "text.png", tmp_path / "large.png"
     text.write_text("no picture")
@@ -366,7 +366,7 @@ def test_what_is_wrong_is_said(browser, index, model, live, tmp_path, picture):
         expect(page.locator("#status.error")).to_contain_text("has 0.00573 MB; the limit is 0.00477 MB")
 
 
-def test_a_busy_server_is_asked_again(browser, server, pictures):
+def test_busy_server_is_retried(browser, server, pictures):
     with opened(browser, server, complaints=("503",)) as page:
         refusals = iter([True, True])
 
@@ -381,7 +381,7 @@ def test_a_busy_server_is_asked_again(browser, server, pictures):
         searched(page)
 
 
-def test_a_server_that_is_gone_is_said(browser, index, live, picture):
+def test_unreachable_server_is_shown(browser, index, live, picture):
     address = live(make_app(index, None, why="The run is gone."))
     with opened(browser, address, complaints=("ERR_CONNECTION_REFUSED", "Failed to load")) as page:
         expect(page.locator("#hint")).to_contain_text("The run is gone.")
@@ -391,7 +391,7 @@ def test_a_server_that_is_gone_is_said(browser, index, live, picture):
         expect(page.locator("#status.error")).to_contain_text("does not answer")
 
 
-def test_an_empty_index_and_files_that_are_gone(browser, live, tmp_path, picture):
+def test_empty_index_and_missing_files(browser, live, tmp_path, picture):
     empty = create_index(tmp_path / "empty", dim=2, space="cosine")
     with opened(browser, live(make_app(empty, None))) as page:
         expect(page.locator("#status")).to_contain_text("The index is empty")
@@ -403,7 +403,7 @@ def test_an_empty_index_and_files_that_are_gone(browser, live, tmp_path, picture
         expect(page.locator("#hits")).to_contain_text("no label")
 
 
-def test_the_token_is_asked_for_once(browser, index, live, picture):
+def test_token_is_asked_for_once(browser, index, live, picture):
     address = live(make_app(index, None, token="correct horse"))
     with opened(browser, address, complaints=("401",)) as page:
         page.screenshot(path=picture("serve-token-1280"))
@@ -418,8 +418,8 @@ def test_the_token_is_asked_for_once(browser, index, live, picture):
         expect(hits(page)).to_have_count(20)
 
 
-def test_the_rough_map_becomes_the_careful_one(browser, index, live, tmp_path, monkeypatch):
-    monkeypatch.setenv("NEARKIN_CACHE", str(tmp_path))  # nothing is drawn yet
+def test_first_map_becomes_tsne(browser, index, live, tmp_path, monkeypatch):
+    monkeypatch.setenv("NEARKIN_CACHE", str(tmp_path))  # nothing is cached yet
     address = live(make_app(index, None))
     with opened(browser, address, reduced_motion="no-preference") as page:
         expect(page.locator("#map-state")).to_contain_text("a better one is being drawn")
@@ -430,8 +430,8 @@ def test_the_rough_map_becomes_the_careful_one(browser, index, live, tmp_path, m
         expect(page.locator("#query .path")).to_have_text(item)
 
 
-def test_everything_one_can_reach_has_a_name(page):
-    """As a screen reader is told: every control has a name, the results are a list, the state is announced."""
+def test_every_control_has_an_accessible_name(page):
+    """For screen readers: every control has a name, results are a list, the status is announced."""
     hits(page).first.click()
     searched(page)
     tree = page.context.new_cdp_session(page).send("Accessibility.getFullAXTree")["nodes"]
@@ -447,7 +447,7 @@ def test_everything_one_can_reach_has_a_name(page):
     assert {"list", "listitem", "status", "application", "combobox", "link", "button"} <= roles
 
 
-def test_the_api_has_a_page(browser, server, picture):
+def test_api_page(browser, server, picture):
     with opened(browser, server) as page:
         page.locator("header > a:last-child").click()
         expect(page.locator("article").first).to_contain_text("/api/about")

@@ -1,4 +1,4 @@
-"""What strangers may send and what they get: nothing but pictures that were indexed, within limits."""
+"""Untrusted clients get nothing but indexed pictures, within limits of size and time."""
 
 import io
 import os
@@ -33,7 +33,7 @@ def client_of(index, model=None, **settings):
 
 
 def png_header(width, height):
-    """The beginning of a PNG file that says it is so large; its pixels are missing."""
+    """The start of a PNG file of that size, without its pixels."""
     header = b"IHDR" + struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
     chunk = struct.pack(">I", 13) + header + struct.pack(">I", zlib.crc32(header))
     return b"\x89PNG\r\n\x1a\n" + chunk + struct.pack(">I", 9) + b"IDAT" + b"\0" * 13
@@ -45,10 +45,10 @@ def encoded(image, kind, **options):
     return out.getvalue()
 
 
-# What goes out.
+# Answers.
 
 
-def test_every_answer_is_strict(index, model):
+def test_every_answer_has_security_headers(index, model):
     with client_of(index, model, token=TOKEN) as client:
         answers = [client.get("/"), client.get(f"/?token={TOKEN}"), client.get("/nothing"), client.get("/app.js")]
         answers += [client.get("/api/about"), client.post("/api/search", content=b"x"), client.get("/openapi.json")]
@@ -79,7 +79,7 @@ def test_every_answer_is_strict(index, model):
     ],
 )
 def test_no_path_leads_to_a_file(server, path):
-    """Sent as it stands, since clients tidy such paths up."""
+    """Sent over a socket, since HTTP clients normalise such paths."""
     host, port = server.removeprefix("http://").split(":")
     with socket.create_connection((host, int(port)), timeout=10) as connection:
         connection.sendall(f"GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode())
@@ -88,8 +88,8 @@ def test_no_path_leads_to_a_file(server, path):
     assert b"root:" not in answer
 
 
-def test_only_what_was_indexed_is_shown(index, model, pictures, tmp_path):
-    beside = pictures[0][0].with_name("beside.png")  # a good picture in an indexed folder, and yet not in the index
+def test_only_indexed_files_are_shown(index, model, pictures, tmp_path):
+    beside = pictures[0][0].with_name("beside.png")  # a picture in an indexed folder, but not in the index
     Image.new("RGB", (8, 8)).save(beside)
     known = str(pictures[0][0])
     with client_of(index, model) as client:
@@ -107,7 +107,7 @@ def test_only_what_was_indexed_is_shown(index, model, pictures, tmp_path):
     beside.unlink()
 
 
-def test_a_file_that_is_no_picture_any_more_stays_here(tmp_path):
+def test_file_that_is_not_a_picture_is_never_sent(tmp_path):
     secret = tmp_path / "secret.txt"
     secret.write_text("the secret")
     swapped, linked, gone = (tmp_path / f"{name}.png" for name in ("swapped", "linked", "gone"))
@@ -123,7 +123,7 @@ def test_a_file_that_is_no_picture_any_more_stays_here(tmp_path):
             assert b"secret" not in answer.content
 
 
-# What comes in.
+# Uploads.
 
 
 @pytest.mark.parametrize(
@@ -140,7 +140,7 @@ def test_a_file_that_is_no_picture_any_more_stays_here(tmp_path):
         (b"", 400, "no picture"),
     ],
 )
-def test_bombs_and_strange_files_are_refused_before_they_are_decoded(index, model, monkeypatch, data, status, words):
+def test_bombs_and_odd_files_are_refused_before_decoding(index, model, monkeypatch, data, status, words):
     monkeypatch.setattr(serve_pictures, "decode", lambda *_, **__: pytest.fail("it was decoded"))
     with client_of(index, model, limits=Limits(pixels=1_000_000)) as client:
         answer = client.post("/api/search", content=data)
@@ -149,7 +149,7 @@ def test_bombs_and_strange_files_are_refused_before_they_are_decoded(index, mode
 
 
 def crowded(kind):
-    """A small picture between very many empty parts, each of which its reader looks at."""
+    """A small picture between very many empty chunks, each of which the decoder reads."""
     data = encoded(Image.new("RGB", (32, 32), "red"), kind)
     end = data.rindex(b"IEND") - 4 if kind == "PNG" else 0
     chunk = struct.pack(">I", 0) + b"abCd" + struct.pack(">I", zlib.crc32(b"abCd"))
@@ -162,7 +162,7 @@ def crowded(kind):
 
 
 @pytest.mark.parametrize("where", ["PNG", "PNG behind", "JPEG", "PPM"])
-def test_a_file_of_very_many_parts_is_read_no_further(index, model, where):
+def test_file_of_very_many_chunks_is_refused(index, model, where):
     data = crowded(where.split()[0])[where]()
     with client_of(index, model) as client:
         answer = client.post("/api/search", content=data)
@@ -182,17 +182,17 @@ def test_a_jpeg_file_with_too_many_scans_is_refused(index, model):
 
 
 @pytest.mark.parametrize("kind", ["PNG", "JPEG"])
-def test_a_damaged_picture_is_a_sentence(index, model, kind):
+def test_damaged_picture_is_refused(index, model, kind):
     noise = Image.frombytes("RGB", (64, 64), os.urandom(64 * 64 * 3))
     with client_of(index, model) as client:
         answer = client.post("/api/search", content=encoded(noise, kind)[:2000])
     assert answer.status_code == 400
     assert "truncated" in answer.json()["error"] or "decoded" in answer.json()["error"]
-    assert "/" not in answer.json()["error"]  # no path of ours
+    assert "/" not in answer.json()["error"]  # no local path
 
 
 @pytest.mark.parametrize("kind", ["PNG", "JPEG", "GIF", "BMP", "TIFF", "PPM", "WEBP"])
-def test_the_usual_kinds_are_welcome(index, model, kind):
+def test_common_formats_are_accepted(index, model, kind):
     if kind == "WEBP" and not features.check("webp"):
         pytest.skip("Pillow was built without WebP.")
     with client_of(index, model) as client:
@@ -200,21 +200,21 @@ def test_the_usual_kinds_are_welcome(index, model, kind):
         assert client.post("/api/search", content=data).status_code == 200
 
 
-def test_what_says_it_is_too_large_is_not_read(index, model):
+def test_declared_size_above_the_limit_is_refused(index, model):
     with client_of(index, model, limits=Limits(upload_bytes=1000)) as client:
         answer = client.post("/api/search", content=b"x" * 1001)
         assert answer.status_code == 413
         assert "0.000954 MB" in answer.json()["error"]
 
 
-def test_what_says_so_is_answered_at_once(index, model, live):
+def test_declared_size_is_refused_at_once(index, model, live):
     address = live(make_app(index, model, limits=Limits(upload_bytes=1000)))
     connection = slow_upload(address, b"", of=1001)
-    assert b" 413 " in connection.recv(1000)  # and not 408 when its time is over
+    assert b" 413 " in connection.recv(1000)  # not 408 after the timeout
     connection.close()
 
 
-def test_what_turns_out_too_large_is_read_no_further(index, model, live):
+def test_streamed_upload_stops_at_the_limit(index, model, live):
     address = live(make_app(index, model, limits=Limits(upload_bytes=100_000)))
     sent = 0
 
@@ -228,11 +228,11 @@ def test_what_turns_out_too_large_is_read_no_further(index, model, live):
     with pytest.raises((urllib.error.HTTPError, ConnectionError, urllib.error.URLError)) as caught:
         urllib.request.urlopen(request, timeout=20)
     assert getattr(caught.value, "code", 413) == 413
-    assert sent < 40_000_000  # what the sockets hold, and no more
+    assert sent < 40_000_000  # no more than the sockets buffer
 
 
 def test_all_uploads_together_have_a_limit(index, model, live):
-    """While one client holds most of the room, another is told to come again; then there is room once more."""
+    """While one client uses most of the budget, another gets 503; afterwards it is accepted."""
     address = live(make_app(index, model, limits=Limits(uploads_bytes=30_000, upload_seconds=20)))
     picture = encoded(Image.frombytes("RGB", (64, 64), os.urandom(64 * 64 * 3)), "PNG")
     held = slow_upload(address, b"x" * 25_000, of=60_000)
@@ -247,7 +247,7 @@ def test_all_uploads_together_have_a_limit(index, model, live):
 
 
 def slow_upload(address, data, *, of):
-    """A connection that has sent a part of its picture and waits."""
+    """A connection that has sent part of its upload and waits."""
     host, port = address.removeprefix("http://").split(":")
     connection = socket.create_connection((host, int(port)), timeout=20)
     head = f"POST /api/search HTTP/1.1\r\nHost: localhost\r\nContent-Length: {of}\r\n\r\n"
@@ -273,7 +273,7 @@ def eventually(condition, seconds=10):
     return False
 
 
-def test_slow_clients_stall_nobody_and_are_shown_out(index, model, pictures, live):
+def test_slow_clients_block_nobody_and_time_out(index, model, pictures, live):
     address = live(make_app(index, model, limits=Limits(upload_seconds=1.5)))
     slow = [slow_upload(address, b"\x89PNG", of=5000) for _ in range(50)]
     silent = [socket.create_connection(("127.0.0.1", int(address.rsplit(":", 1)[1]))) for _ in range(20)]
@@ -286,7 +286,7 @@ def test_slow_clients_stall_nobody_and_are_shown_out(index, model, pictures, liv
 
 
 def silent(address, data=b""):
-    """A connection on which no request is ever complete."""
+    """A connection that never completes a request."""
     host, port = address.removeprefix("http://").split(":")
     connection = socket.create_connection((host, int(port)), timeout=10)
     connection.sendall(data)
@@ -300,19 +300,19 @@ def is_closed(connection):
         return True
 
 
-def test_who_does_not_ask_is_shown_out(index, live, monkeypatch):
+def test_idle_connections_are_closed(index, live, monkeypatch):
     monkeypatch.setattr("nearkin.serve.server.CHECK_SECONDS", 0.3)
     address = live(make_app(index, None))
     half = b"GET / HTTP/1.1\r\nHost: local"
     whole = b"GET /api/about HTTP/1.1\r\nHost: localhost\r\n\r\n"
     with silent(address) as first, silent(address, half) as second, silent(address, whole + half) as third:
         assert b" 200 " in third.recv(100)
-        assert eventually(lambda: is_closed(third))  # after that answer, and no second one
+        assert eventually(lambda: is_closed(third))  # after the one complete request
         assert is_closed(first)
         assert is_closed(second)
 
 
-def test_who_is_silent_gives_up_its_place_to_who_asks(index, live, monkeypatch):
+def test_idle_connections_make_room_for_requests(index, live, monkeypatch):
     monkeypatch.setattr("nearkin.serve.server.MAX_CONNECTIONS", 20)
     address = live(make_app(index, None))
     with ExitStack() as stack:
@@ -321,13 +321,13 @@ def test_who_is_silent_gives_up_its_place_to_who_asks(index, live, monkeypatch):
         assert is_closed(crowd[0])
         assert is_closed(crowd[39])
         crowd[-1].settimeout(0.1)
-        with pytest.raises(TimeoutError):  # there is room for the last ones, and their time is not over
+        with pytest.raises(TimeoutError):  # the last ones are within the limit and still open
             crowd[-1].recv(1)
 
 
 @pytest.mark.parametrize("requests", [1, 2])
-def test_who_does_not_take_its_answer_is_shown_out(index, live, monkeypatch, requests):
-    """An answer that the sockets cannot hold, which nobody reads; the second one waits for the first to be taken."""
+def test_unread_answer_closes_the_connection(index, live, monkeypatch, requests):
+    """An answer larger than the socket buffers, which nobody reads; a second request waits behind it."""
     monkeypatch.setattr("nearkin.serve.server.CHECK_SECONDS", 0.3)
     monkeypatch.setattr("nearkin.serve.map.IndexMap.get", lambda _self: b" " * 20_000_000)
     address = live(make_app(index, None))
@@ -340,7 +340,7 @@ def test_who_does_not_take_its_answer_is_shown_out(index, live, monkeypatch, req
     assert read < 20_000_000
 
 
-def test_who_takes_its_answer_slowly_gets_it_whole(index, live, monkeypatch):
+def test_slow_reader_gets_the_whole_answer(index, live, monkeypatch):
     monkeypatch.setattr("nearkin.serve.server.CHECK_SECONDS", 0.2)
     monkeypatch.setattr("nearkin.serve.map.IndexMap.get", lambda _self: b" " * 20_000_000)
     address = live(make_app(index, None))
@@ -348,11 +348,11 @@ def test_who_takes_its_answer_slowly_gets_it_whole(index, live, monkeypatch):
     with silent(address, b"GET /api/map HTTP/1.1\r\nHost: localhost\r\n\r\n") as connection:
         while read < 20_000_000 and (part := connection.recv(400_000)):
             read += len(part)
-            time.sleep(0.02)  # a second or more in all
+            time.sleep(0.02)  # at least a second in total
     assert read >= 20_000_000
 
 
-def test_large_pictures_hold_up_no_small_one(index, model, pictures, live, monkeypatch):
+def test_large_pictures_do_not_delay_small_ones(index, model, pictures, live, monkeypatch):
     gate, decode = threading.Event(), serve_pictures.decode
     begun = []
 
@@ -377,7 +377,7 @@ def test_large_pictures_hold_up_no_small_one(index, model, pictures, live, monke
 
 
 class Held:
-    """An index that lets a search wait until it is released."""
+    """An index whose searches wait until it is released."""
 
     def __init__(self, index):
         self.index, self.gate, self.asked = index, threading.Event(), 0
@@ -391,13 +391,13 @@ class Held:
         return self.index.search(*arguments, **options)
 
 
-def test_who_comes_when_all_places_are_taken_is_told_when_to_come_again(index, model, live):
+def test_full_queue_answers_503_with_retry_after(index, model, live):
     held = Held(index)
     address = live(make_app(held, model, limits=Limits(batch=1, waiting=2)))
     picture = encoded(Image.new("L", (32, 32)), "PNG")
     with ThreadPoolExecutor(8) as pool:
         asked = [pool.submit(post, address, picture)]
-        assert eventually(lambda: held.asked == 1)  # it is being answered; two more may wait
+        assert eventually(lambda: held.asked == 1)  # one is being answered; two more may wait
         asked += [pool.submit(post, address, picture) for _ in range(7)]
         assert eventually(lambda: sum(one.done() for one in asked) >= 5)
         assert urllib.request.urlopen(f"{address}/api/about", timeout=5).status == 200  # others are served meanwhile
@@ -408,7 +408,7 @@ def test_who_comes_when_all_places_are_taken_is_told_when_to_come_again(index, m
     assert all(headers["Retry-After"] == "1" for status, headers in answers if status == 503)
 
 
-def test_an_answer_that_takes_too_long_is_given_up(index, model):
+def test_slow_answer_times_out(index, model):
     held = Held(index)
     with client_of(held, model, limits=Limits(work_seconds=0.2)) as client:
         answer = client.get("/api/search", params={"id": index.items().ids[0]})
@@ -417,10 +417,10 @@ def test_an_answer_that_takes_too_long_is_given_up(index, model):
     assert "too long" in answer.json()["error"]
 
 
-# Who may come in.
+# Access.
 
 
-def test_without_the_token_there_is_nothing_but_the_question_for_it(index):
+def test_without_the_token_only_the_login_page_is_served(index):
     with client_of(index, token=TOKEN) as client:
         for path in (
             "/",
@@ -439,11 +439,11 @@ def test_without_the_token_there_is_nothing_but_the_question_for_it(index):
         page = client.get("/", headers={"accept": "text/html"})
         assert page.status_code == 401
         assert "<form" in page.text
-        assert client.get("/style.css").status_code == 200  # what that page looks like
+        assert client.get("/style.css").status_code == 200  # for the login page
 
 
 @pytest.mark.parametrize("wrong", ["", "x", TOKEN[:-1], TOKEN + "x", TOKEN.upper(), "ü" * 30])
-def test_a_wrong_token_is_refused_however_it_is_given(index, wrong):
+def test_wrong_token_is_refused_everywhere(index, wrong):
     with client_of(index, token=TOKEN) as client:
         bearer = client.get("/api/about", headers={"authorization": f"Bearer {wrong}".encode()})
         assert bearer.status_code == 401
@@ -453,17 +453,17 @@ def test_a_wrong_token_is_refused_however_it_is_given(index, wrong):
 
 
 @pytest.mark.parametrize("cookie", [b"a\x01=\x02", b'=;,"\\', b"nearkin_80", b'nearkin_80="\\777', b"\xff=\xfe"])
-def test_a_mangled_cookie_is_none(index, cookie):
+def test_malformed_cookie_is_ignored(index, cookie):
     with client_of(index, token=TOKEN) as client:
         assert client.get("/api/about", headers={"cookie": cookie}).status_code == 401
 
 
-def test_the_token_is_taken_from_the_header(index):
+def test_token_in_the_header(index):
     with client_of(index, token=TOKEN) as client:
         assert client.get("/api/about", headers={"authorization": f"Bearer {TOKEN}"}).status_code == 200
 
 
-def test_the_token_in_the_address_becomes_a_cookie(index):
+def test_token_in_the_address_becomes_a_cookie(index):
     with client_of(index, token=TOKEN) as client:
         answer = client.get("/", params={"token": TOKEN, "id": "a&b"}, follow_redirects=False)
         assert answer.status_code == 303
@@ -472,17 +472,17 @@ def test_the_token_in_the_address_becomes_a_cookie(index):
         assert "HttpOnly" in cookie
         assert "SameSite=lax" in cookie
         assert TOKEN not in cookie
-        assert client.get("/api/about").status_code == 200  # the client has kept the cookie
+        assert client.get("/api/about").status_code == 200  # the client keeps the cookie
 
 
-def test_the_way_in_leads_nowhere_else(index):
+def test_login_never_redirects_to_another_host(index):
     with client_of(index, token=TOKEN) as client:
         request = client.build_request("GET", "http://testserver//evil.example/", params={"token": TOKEN})
         answer = client.send(request, follow_redirects=False)
     assert answer.headers["location"] == "/evil.example/"
 
 
-def test_pages_of_others_may_link_here_and_no_more(index):
+def test_other_sites_may_link_but_not_call_the_api(index):
     with client_of(index) as client:
         headers = {"sec-fetch-site": "cross-site"}
         assert client.get("/", headers=headers).status_code == 200
@@ -501,14 +501,14 @@ def test_pages_of_others_may_link_here_and_no_more(index):
         ("127.0.0.1.evil.example", 421),
     ],
 )
-def test_on_the_loopback_only_its_own_names_are_answered(index, host, status):
-    """A page elsewhere can have its name point at 127.0.0.1; the browser then believes they are one."""
+def test_loopback_answers_only_to_its_own_names(index, host, status):
+    """DNS rebinding: another site's name may point at 127.0.0.1."""
     with client_of(index, hosts=LOOPBACK) as client:
         assert client.get("/api/about", headers={"host": host}).status_code == status
 
 
 @pytest.mark.parametrize("megabytes", ["nan", "0", "inf"])
-def test_a_limit_that_is_none_is_refused_before_anything_starts(megabytes, monkeypatch, capsys):
+def test_invalid_limit_is_refused_before_the_server_starts(megabytes, monkeypatch, capsys):
     monkeypatch.setattr("sys.argv", ["nearkin", "serve", "any.index", "--max-upload-mb", megabytes])
     with pytest.raises(SystemExit) as stopped:
         cli.main()

@@ -1,4 +1,4 @@
-"""PostgreSQL with pgvector (a real server) and Qdrant (its client's local mode) behind the face of the folder index."""
+"""The engine table; PostgreSQL (a real server) and Qdrant (local mode) against the index in a folder."""
 
 import sys
 import threading
@@ -30,7 +30,7 @@ COUNT = 45
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory) -> Iterator[str]:
-    """The URL of a PostgreSQL with pgvector that lives as long as these tests."""
+    """The URL of a PostgreSQL server with pgvector for these tests."""
     folder = tmp_path_factory.mktemp("pg")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_RUNTIME_DIR", str(folder))
@@ -42,7 +42,7 @@ def server(tmp_path_factory) -> Iterator[str]:
 
 @pytest.fixture(params=["postgresql", "qdrant"])
 def place(request, tmp_path, server):
-    """A function from a name to the URL of an index of that name."""
+    """A function that returns the URL of an index by its name."""
     if request.param == "qdrant":
         return lambda name: f"qdrant://{tmp_path}/qdrant/{name}"
     tag = f"t{abs(hash(request.node.name)) % 10**9}"
@@ -75,7 +75,7 @@ def same(found, expected) -> None:
 
 
 @pytest.mark.parametrize("space", Space)
-def test_a_store_finds_what_the_folder_finds(place, tmp_path, space):
+def test_store_and_folder_find_the_same(place, tmp_path, space):
     store, folder = both(place, tmp_path, space=space)
     queries = made(8, seed=1)[0]
     out = folder.items().ids[::4]
@@ -86,7 +86,7 @@ def test_a_store_finds_what_the_folder_finds(place, tmp_path, space):
     store.close()
 
 
-def test_items_come_go_and_are_replaced(place, tmp_path):
+def test_items_are_added_removed_and_replaced(place, tmp_path):
     store, folder = both(place, tmp_path)
     x, paths, labels = made(5, seed=2)
     ids = ["new", *folder.items().ids[:4]]
@@ -111,7 +111,7 @@ def test_items_come_go_and_are_replaced(place, tmp_path):
     store.close()
 
 
-def test_an_approximate_store_says_its_recall(place, tmp_path):
+def test_approximate_store_measures_its_recall(place, tmp_path):
     store, folder = both(place, tmp_path, kind="hnsw", count=120)
     store.build()
     assert store.meta["recall"]["value"] >= 0.95
@@ -128,7 +128,7 @@ def test_an_approximate_store_says_its_recall(place, tmp_path):
     again.close()
 
 
-def test_many_threads_may_search(place, tmp_path):
+def test_many_threads_can_search(place, tmp_path):
     store, folder = both(place, tmp_path)
     queries = made(12, seed=1)[0]
     truth = folder.search(queries, 5)
@@ -142,7 +142,7 @@ def test_many_threads_may_search(place, tmp_path):
     store.close()
 
 
-def test_what_is_wrong_is_a_sentence(place):
+def test_store_errors_are_sentences(place):
     with pytest.raises(NoIndex, match="no index"):
         open_index(place("none"))
     with pytest.raises(NearkinError, match="cannot be ivfpq: choose exact or hnsw"):
@@ -152,7 +152,7 @@ def test_what_is_wrong_is_a_sentence(place):
         create_index(place("one"), dim=DIM, space="cosine")
 
 
-def test_a_folder_may_say_which_store(place, tmp_path):
+def test_folder_can_point_to_a_store(place, tmp_path):
     where = tmp_path / "pointer"
     with create_index(where, dim=DIM, space="cosine", store=place("one")) as index:
         index.add(np.ones((1, DIM)), paths=["a"], labels=["x"])
@@ -168,7 +168,7 @@ def test_a_folder_may_say_which_store(place, tmp_path):
         open_index(tmp_path / "own", store=place("two"))
 
 
-def test_a_new_folder_may_say_which_store_there_is(place, tmp_path):
+def test_new_folder_can_point_to_an_existing_store(place, tmp_path):
     create_index(place("one"), dim=DIM, space="ball").close()
     with pytest.raises(NoIndex):
         open_index(tmp_path / "new", store=place("none"))
@@ -178,7 +178,7 @@ def test_a_new_folder_may_say_which_store_there_is(place, tmp_path):
         assert index.space == "ball"
 
 
-def test_a_copy_goes_into_a_store_and_back(place, tmp_path):
+def test_copy_into_a_store_and_back(place, tmp_path):
     x, paths, labels = made()
     folder = create_index(tmp_path / "folder", dim=DIM, space="euclidean")
     folder.add(x, paths=paths, labels=labels, ids=[f"id {n}" for n in range(COUNT)], stamps=["s"] * COUNT)
@@ -192,7 +192,7 @@ def test_a_copy_goes_into_a_store_and_back(place, tmp_path):
     same(back.search(x[:5], 6), folder.search(x[:5], 6))
 
 
-def test_images_are_indexed_and_searched_by_a_store_as_by_a_folder(place, tmp_path):
+def test_images_are_indexed_in_a_store_as_in_a_folder(place, tmp_path):
     run, pictures = make_run(tmp_path / "run"), tmp_path / "pictures"
     make_images(pictures)
     images = list_images([pictures])
@@ -208,10 +208,10 @@ def test_images_are_indexed_and_searched_by_a_store_as_by_a_folder(place, tmp_pa
         index_images(make_run(tmp_path / "other", seed=1), images, place("one"))
     with pytest.raises(NearkinError, match="is exact, not hnsw"):
         index_images(run, images, place("one"), kind="hnsw")
-    open_index(place("one")).close()  # nothing was left open
+    open_index(place("one")).close()  # no connection was left open
 
 
-def test_a_password_is_not_written_down():
+def test_password_is_not_stored():
     assert without_password("postgresql://me:secret@host:5432/db?x=1") == "postgresql://me@host:5432/db?x=1"
     assert without_password("postgresql:///db?password=secret&host=/tmp") == "postgresql:///db?host=/tmp"
     assert without_password("postgresql:///db?host=/tmp&password=secret") == "postgresql:///db?host=/tmp"
@@ -221,10 +221,10 @@ def test_a_password_is_not_written_down():
     assert without_password("qdrant://host:6333/things") == "qdrant://host:6333/things"
 
 
-# PostgreSQL's own.
+# PostgreSQL alone.
 
 
-def test_the_graph_is_used_for_a_search_and_not_for_an_exact_one(server, tmp_path):
+def test_graph_is_used_unless_the_search_is_exact(server, tmp_path):
     url = f"{server}&nearkin=plans"
     x, paths, labels = made(3000)
     labels[:2] = ["rare", "rare"]
@@ -239,7 +239,7 @@ def test_the_graph_is_used_for_a_search_and_not_for_an_exact_one(server, tmp_pat
     text = "SELECT indexrelname, idx_scan FROM pg_stat_user_indexes WHERE relname = 'plans_items'"
 
     def scans() -> dict[str, int]:
-        index.close()  # a connection reports what it did when it ends
+        index.close()  # a connection reports its statistics when it closes
         with index._connection() as connection:
             connection.execute("SELECT pg_stat_clear_snapshot()")
             return dict(connection.execute(text).fetchall())
@@ -250,7 +250,7 @@ def test_the_graph_is_used_for_a_search_and_not_for_an_exact_one(server, tmp_pat
     index.search(x[:30], 5)
     index.search(x[:30], 5, exact=True)  # over the same connection
     assert scans()["plans_graph"] == before + 30
-    # What the graph finds, against the exact search of the folder; among some labels, too.
+    # The graph against the exact search of the folder, also among some labels.
     queries = made(40, seed=1)[0]
     for given in ({}, {"labels": [f"c{n}" for n in range(6)]}):
         start = scans()["plans_graph"]
@@ -258,7 +258,7 @@ def test_the_graph_is_used_for_a_search_and_not_for_an_exact_one(server, tmp_pat
         assert scans()["plans_graph"] == start + 40
         share = np.mean([len({h.id for h in a} & {h.id for h in b}) / 10 for a, b in zip(found, truth, strict=True)])
         assert share >= min(0.95, index.meta["recall"]["value"])
-    # A label that few have is found by its own index, not by walking the graph past all others.
+    # A rare label is found through the label index, not through the graph.
     before = scans()
     same(index.search(queries[:3], 10, labels=["rare"]), folder.search(queries[:3], 10, labels=["rare"]))
     after = scans()
@@ -267,7 +267,7 @@ def test_the_graph_is_used_for_a_search_and_not_for_an_exact_one(server, tmp_pat
     index.close()
 
 
-def test_an_add_that_fails_leaves_nothing(server):
+def test_failed_add_changes_nothing(server):
     index = create_index(f"{server}&nearkin=whole", dim=DIM, space="inner")
     x, paths, labels = made(10)
     index.add(x, paths=paths, labels=labels)
@@ -288,7 +288,7 @@ def test_an_add_that_fails_leaves_nothing(server):
         ("qdrant://", "qdrant://host:port/collection"),
     ],
 )
-def test_a_store_that_cannot_be_reached_is_a_sentence(url, words):
+def test_unreachable_store_is_an_error(url, words):
     with pytest.raises(NearkinError, match=words):
         open_index(url)
 

@@ -1,4 +1,4 @@
-"""The index in a folder: what it finds against naive loops, what it keeps, and what a kill cannot do to it."""
+"""The index in a folder: exact search against naive loops, commits, interruptions, approximate search."""
 
 import json
 import os
@@ -25,7 +25,7 @@ DIM = 6
 
 
 def made(count: int, *, seed: int = 0, dim: int = DIM, classes: int = 5):
-    """Embeddings in clusters, some longer than 1 and some shorter, with paths and labels; a seventh has no label."""
+    """Clustered embeddings with norms around 1, with paths and labels; every seventh item has no label."""
     rng = np.random.default_rng(seed)
     label = rng.integers(classes, size=count)
     centres = np.random.default_rng(99).normal(size=(classes, dim))
@@ -43,7 +43,7 @@ def filled(folder: Path, *, count=200, space="cosine", kind="exact", dim=DIM, co
 
 
 def naive(index, queries, k, *, labels=None, exclude=()):
-    """What a search must find: float64, one pair at a time."""
+    """The expected hits, in float64, one pair at a time."""
     vectors, known = index.embeddings().astype(np.float64), list(zip(*index.items(), strict=True))
     found = []
     for query in points(queries, dim=index.dim, space=index.space).astype(np.float64):
@@ -69,7 +69,7 @@ def same(found: list[list[Hit]], expected: list[list[Hit]]) -> None:
 
 
 @pytest.mark.parametrize("space", Space)
-def test_a_search_finds_what_naive_loops_find(tmp_path, space):
+def test_search_matches_naive_loops(tmp_path, space):
     index = filled(tmp_path / "i", space=space)
     queries = made(9, seed=1)[0]
     same(index.search(queries, 7), naive(index, queries, 7))
@@ -85,7 +85,7 @@ def test_a_search_finds_what_naive_loops_find(tmp_path, space):
 
 
 @pytest.mark.parametrize(("scores", "queries", "spare"), [(64, 4, 8), (2**19, 3, 0), (40, 1, 8), (4, 4, 0)])
-def test_what_is_found_does_not_depend_on_how_the_work_is_cut(tmp_path, monkeypatch, scores, queries, spare):
+def test_results_do_not_depend_on_block_sizes(tmp_path, monkeypatch, scores, queries, spare):
     index = filled(tmp_path / "i")
     asked = made(11, seed=1)[0]
     known = index.search(asked, 5)
@@ -95,16 +95,16 @@ def test_what_is_found_does_not_depend_on_how_the_work_is_cut(tmp_path, monkeypa
     assert [index.search(query, 5)[0] for query in asked] == known
 
 
-def test_items_in_the_worst_order_are_found_too(tmp_path, monkeypatch):
+def test_items_in_the_worst_order_are_found(tmp_path, monkeypatch):
     monkeypatch.setattr(exact_search, "SCORES", 64)
-    angle = np.linspace(3, 0, 300)  # every item is better than all before it
+    angle = np.linspace(3, 0, 300)  # every item is nearer than all before it
     index = create_index(tmp_path / "i", dim=2, space="cosine")
     index.add(np.stack([np.cos(angle), np.sin(angle)], 1), paths=[str(n) for n in range(300)], labels=[None] * 300)
     same(index.search([[1.0, 0.0]], 4), naive(index, [[1.0, 0.0]], 4))
     assert [hit.id for hit in index.search([1.0, 0.0], 3)[0]] == ["299", "298", "297"]
 
 
-def test_of_equals_the_first_that_came_is_first(tmp_path):
+def test_ties_are_in_the_order_of_adding(tmp_path):
     index = create_index(tmp_path / "i", dim=3, space="cosine")
     for name in "ab":
         index.add(np.tile([1.0, 2.0, 2.0], (40, 1)), paths=[f"{name}{n:02d}" for n in range(40)], labels=[None] * 40)
@@ -113,7 +113,7 @@ def test_of_equals_the_first_that_came_is_first(tmp_path):
     assert {hit.similarity for hit in hits} == {hits[0].similarity}
 
 
-def test_nothing_finds_nothing(tmp_path):
+def test_empty_index_and_empty_query(tmp_path):
     index = create_index(tmp_path / "i", dim=3, space="cosine")
     assert index.search(np.ones((2, 3)), 5) == [[], []]
     assert len(index) == 0
@@ -146,7 +146,7 @@ def test_nothing_finds_nothing(tmp_path):
         (lambda i: open_index(i.folder.parent / "x"), "There is no index"),
     ],
 )
-def test_what_is_wrong_is_a_sentence(tmp_path, call, words):
+def test_wrong_calls_are_errors(tmp_path, call, words):
     index = create_index(tmp_path / "i", dim=DIM, space="cosine")
     with pytest.raises(NearkinError, match=words):
         call(index)
@@ -155,7 +155,7 @@ def test_what_is_wrong_is_a_sentence(tmp_path, call, words):
 # Keeping.
 
 
-def test_an_index_opens_as_it_was(tmp_path):
+def test_index_reopens_unchanged(tmp_path):
     index = filled(tmp_path / "i", space="ball")
     index.remove(index.items().ids[3:20])
     index.add(np.ones((2, DIM)), paths=["p", "q"], labels=["ü", None], ids=["one", "two"], stamps=["1-2", None])
@@ -172,7 +172,7 @@ def test_an_index_opens_as_it_was(tmp_path):
     assert len(again) == 200 - 17 + 2
 
 
-def test_a_copy_has_all_that_the_index_has(tmp_path):
+def test_copy_is_complete(tmp_path):
     index = filled(tmp_path / "i", space="ball")
     index.remove(index.items().ids[3:20])
     index.add(np.ones((2, DIM)), paths=["p", "q"], labels=["ü", None], ids=["one", "two"], stamps=["1-2", None])
@@ -190,7 +190,7 @@ def test_a_copy_has_all_that_the_index_has(tmp_path):
     assert index.save(tmp_path / "other", kind="hnsw").kind == "hnsw"
 
 
-def test_the_same_id_replaces_and_removing_counts_what_was_there(tmp_path):
+def test_same_id_replaces_and_remove_counts_existing_items(tmp_path):
     index = create_index(tmp_path / "i", dim=2, space="inner")
     index.add([[1, 0], [0, 1]], paths=["a", "b"], labels=["x", "y"])
     index.add([[3, 3]], paths=["a"], labels=["z"])
@@ -205,14 +205,14 @@ def test_the_same_id_replaces_and_removing_counts_what_was_there(tmp_path):
         many.item("0/3.png")
 
 
-def test_files_stay_few_and_what_is_removed_leaves_them(tmp_path):
+def test_segments_are_merged_and_removed_items_leave_them(tmp_path):
     index = filled(tmp_path / "i", count=512, commits=64)
     files = list((tmp_path / "i").glob("items-*"))
     assert len(files) <= 10  # 1, 2, 4, … times the size of a commit
     index.remove(index.items().ids[:150])
     left = sum(segment.rows for segment in index.manifest.segments)
     assert left == len(index) == 362
-    index.remove(index.items().ids[:50])  # few enough to stay, marked
+    index.remove(index.items().ids[:50])  # few enough to stay in the files, marked
     assert sum(segment.rows for segment in index.manifest.segments) == 362
     known = {path.name for path in (tmp_path / "i").iterdir()}
     assert known == {"index.json", ".lock", *index.manifest.files}
@@ -233,7 +233,7 @@ def test_two_writers_in_turn_see_each_other(tmp_path):
     assert found.meta["note"] == 1
 
 
-def test_a_second_writer_at_the_same_time_is_a_sentence(tmp_path):
+def test_second_writer_at_the_same_time_is_refused(tmp_path):
     index = filled(tmp_path / "i")
     with write_lock(tmp_path / "i"), pytest.raises(NearkinError, match="Another process is writing"):
         index.remove(["0/1.png"])
@@ -242,7 +242,7 @@ def test_a_second_writer_at_the_same_time_is_a_sentence(tmp_path):
 
 @pytest.mark.parametrize("name", ["items-00000004.safetensors", "removed-00000005.safetensors", "index.json"])
 @pytest.mark.parametrize("harm", ["cut", "flip", "gone"])
-def test_a_damaged_file_is_a_sentence(tmp_path, name, harm):
+def test_damaged_file_is_an_error(tmp_path, name, harm):
     filled(tmp_path / "i").remove(["0/3.png"])
     path = tmp_path / "i" / name
     data = bytearray(path.read_bytes())
@@ -256,7 +256,7 @@ def test_a_damaged_file_is_a_sentence(tmp_path, name, harm):
 
 
 @pytest.mark.parametrize("lost", ["meta", "segments", "generation", "graph"])
-def test_a_manifest_that_says_too_little_is_a_sentence(tmp_path, lost):
+def test_incomplete_manifest_is_an_error(tmp_path, lost):
     filled(tmp_path / "i")
     path = tmp_path / "i" / "index.json"
     content = json.loads(path.read_text())
@@ -266,7 +266,7 @@ def test_a_manifest_that_says_too_little_is_a_sentence(tmp_path, lost):
         open_index(tmp_path / "i")
 
 
-def test_searches_go_on_while_another_thread_writes(tmp_path):
+def test_searches_continue_while_another_thread_writes(tmp_path):
     index = filled(tmp_path / "i")
     x, paths, labels = made(400, seed=5)
     wrong: list[object] = []
@@ -290,7 +290,7 @@ def test_searches_go_on_while_another_thread_writes(tmp_path):
     assert len(index) == 200 + 400 - 20 * 15
 
 
-# A kill.
+# Interruptions.
 
 KILLING = """
 import os, random, signal, sys, time
@@ -299,7 +299,7 @@ from nearkin.search.index import create_index, folder as folder_index, open_inde
 
 folder_index.MIN_ITEMS = 1  # a graph from the first item on
 if sys.argv[4] != "exact":
-    import faiss  # before the forks: it takes longer than most of them live
+    import faiss  # before the forks, which live shorter than the import takes
 
 folder, log, rounds, kind = sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4]
 
@@ -341,32 +341,32 @@ while kills < rounds or len(open(log).read()) < rounds:
         count = done
         line = os.open(log, os.O_WRONLY | os.O_APPEND)
         if {name: int(label) for name, _, label in zip(*index.items())} != expected(done):
-            os.write(line, b".")  # that commit was made, but not logged
+            os.write(line, b".")  # that commit was made but not logged
             count += 1
         os.write(tell, b".")
         while True:
             work(index, count)
             count += 1
             os.write(line, b".")
-    os.read(ready, 1)  # on a busy machine it would be killed before it did anything
+    os.read(ready, 1)  # else a busy machine would kill it before it did anything
     time.sleep(random.uniform(0.0, longest))
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
     os.close(ready), os.close(tell)
     done = len(open(log).read())
-    before, longest = done, 0.08 if done > before else 1.5 * longest  # however slow the machine is, it gets on
+    before, longest = done, 0.08 if done > before else 1.5 * longest  # progress even on a slow machine
     index = open_index(folder)
     held = {name: int(label) for name, _, label in zip(*index.items())}
     assert held in (expected(done), expected(done + 1)), (done, held)
     for name, v in zip(index.items().ids, index.embeddings()):
         assert np.allclose(v, vector(name, held[name])), name
-    assert {hit.id for hit in index.search(np.ones(4), 10_000)[0]} <= set(held)  # what is read of a graph, too
+    assert {hit.id for hit in index.search(np.ones(4), 10_000)[0]} <= set(held)  # also from the graph
     print("left behind:", set(os.listdir(folder)) - {"index.json", ".lock", *index.manifest.files}, file=sys.stderr)
 """
 
 
 @pytest.mark.parametrize("kind", ["exact", "hnsw"])
-def test_killed_at_any_moment_all_that_was_committed_is_there_and_nothing_half(tmp_path, kind):
+def test_kill_at_any_moment_keeps_exactly_what_was_committed(tmp_path, kind):
     if kind != "exact":
         pytest.importorskip("faiss")
     command = [sys.executable, "-c", KILLING, str(tmp_path / "i"), str(tmp_path / "log"), "15", kind]
@@ -379,7 +379,7 @@ watched: list[Callable[[str, tuple[object, ...]], None]] = []
 sys.addaudithook(lambda event, about: watched[-1](event, about) if watched else None)
 
 
-def test_between_any_two_file_operations_the_index_is_as_before_or_as_after(tmp_path):
+def test_index_is_consistent_between_any_two_file_operations(tmp_path):
     index = filled(tmp_path / "i")
     before = index.items()
     moments: list[Path] = []
@@ -389,7 +389,7 @@ def test_between_any_two_file_operations_the_index_is_as_before_or_as_after(tmp_
             return
         flags = about[2] if event == "open" else 0
         if isinstance(flags, int) and flags & (os.O_WRONLY | os.O_RDWR):
-            assert Path(str(about[0])).name.startswith(".")  # what has its name is never changed
+            assert Path(str(about[0])).name.startswith(".")  # files with a final name are never changed
         seeing = watched.pop()
         moments.append(tmp_path / f"moment {len(moments)}")
         shutil.copytree(tmp_path / "i", moments[-1])
@@ -407,7 +407,7 @@ def test_between_any_two_file_operations_the_index_is_as_before_or_as_after(tmp_
     assert all(items == index.items() for items in seen[place:])
 
 
-# Approximately.
+# Approximate search.
 
 
 def shares(found: list[list[Hit]], expected: list[list[Hit]]) -> float:
@@ -417,10 +417,10 @@ def shares(found: list[list[Hit]], expected: list[list[Hit]]) -> float:
 
 @pytest.mark.parametrize("kind", ["hnsw", "ivfpq"])
 @pytest.mark.parametrize("space", ["cosine", "euclidean", "inner"])
-def test_an_approximate_index_finds_what_it_says(tmp_path, kind, space):
+def test_approximate_index_reaches_its_recall(tmp_path, kind, space):
     pytest.importorskip("faiss")
     index = filled(tmp_path / "i", count=1500, space=space, kind=kind, dim=16)
-    assert index.search(np.ones((1, 16)), 3) == index.search(np.ones((1, 16)), 3, exact=True)  # nothing built yet
+    assert index.search(np.ones((1, 16)), 3) == index.search(np.ones((1, 16)), 3, exact=True)  # not built yet
     index.build()
     assert index.meta["recall"]["value"] >= 0.95
     queries = made(50, seed=3, dim=16)[0]
@@ -432,7 +432,7 @@ def test_an_approximate_index_finds_what_it_says(tmp_path, kind, space):
     assert all(alike)
     again = open_index(tmp_path / "i")
     assert again.search(queries, 10) == found
-    # Among those of some labels; and with items that came and went since.
+    # With a label filter, and with items added and removed after building.
     chosen = ["c0", "c1", "c2"]
     assert shares(index.search(queries, 10, labels=chosen), index.search(queries, 10, labels=chosen, exact=True)) >= 0.9
     x, paths, labels = made(120, seed=4, dim=16)
@@ -447,7 +447,7 @@ def test_an_approximate_index_finds_what_it_says(tmp_path, kind, space):
     assert not {hit.id for hits in again.search(queries, 10, exclude=out) for hit in hits} & set(out)
 
 
-def test_a_graph_grows_and_is_made_anew_when_much_of_it_is_gone(tmp_path):
+def test_graph_grows_and_is_rebuilt_after_many_removals(tmp_path):
     pytest.importorskip("faiss")
     index = filled(tmp_path / "i", count=1200, kind="hnsw", dim=8)
     index.build()
@@ -464,7 +464,7 @@ def test_a_graph_grows_and_is_made_anew_when_much_of_it_is_gone(tmp_path):
     index.add(more, paths=paths, labels=labels)
     index.build()
     assert index.manifest.graph["items"] == 1360
-    assert len(index.rows) == 1280  # the graph still has what its rows have no more
+    assert len(index.rows) == 1280  # the graph still has removed rows
     assert shares(index.search(x, 30), index.search(x, 30, exact=True)) >= 0.9
     assert {len(hits) for hits in index.search(x, 30)} == {30}
     index.remove(index.items().ids[:265])
@@ -476,7 +476,7 @@ def test_a_graph_grows_and_is_made_anew_when_much_of_it_is_gone(tmp_path):
     assert index.manifest.graph is index.meta["recall"] is None
 
 
-def test_without_its_graph_an_index_is_exact_and_a_damaged_one_is_a_sentence(tmp_path):
+def test_missing_graph_means_exact_search_and_damaged_graph_is_an_error(tmp_path):
     pytest.importorskip("faiss")
     index = filled(tmp_path / "i", count=1100, kind="hnsw")
     index.build()
@@ -523,12 +523,12 @@ for kind in ("hnsw", "ivfpq"):
 """
 
 
-def test_faiss_searches_alike_whether_or_not_its_methods_were_replaced_for_torch(tmp_path):
+def test_faiss_results_do_not_depend_on_its_torch_patches(tmp_path):
     pytest.importorskip("faiss")
     printed = []
     for state in ("as it is", "replaced"):
         command = [sys.executable, "-c", BESIDE_TORCH, str(tmp_path / state), state]
-        one = os.environ | {"OMP_NUM_THREADS": "1"}  # several threads link a graph in no certain order
+        one = os.environ | {"OMP_NUM_THREADS": "1"}  # with several threads the graph is not deterministic
         done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=one)
         assert done.returncode == 0, done.stderr
         printed.append(done.stdout)
@@ -543,7 +543,7 @@ def test_too_few_items_are_searched_exactly(tmp_path):
     assert index.manifest.graph is None
 
 
-def test_without_faiss_a_sentence_says_how_to_get_it(tmp_path, monkeypatch):
+def test_without_faiss_an_error_says_how_to_install_it(tmp_path, monkeypatch):
     index = filled(tmp_path / "i", count=1000, kind="hnsw")
     monkeypatch.setitem(sys.modules, "faiss", None)
     with pytest.raises(NearkinError, match=r"pip install 'nearkin\[search\]'"):
@@ -551,10 +551,10 @@ def test_without_faiss_a_sentence_says_how_to_get_it(tmp_path, monkeypatch):
     assert len(index.search(made(1)[0], 3)[0]) == 3
 
 
-# Its model.
+# The model of an index.
 
 
-def test_an_index_knows_its_model_and_refuses_another(tmp_path):
+def test_index_refuses_another_model(tmp_path):
     run = make_run(tmp_path / "run")
     index = create_index(tmp_path / "i", dim=8, space="cosine", run=run)
     assert open_index(tmp_path / "i").run == run

@@ -1,4 +1,4 @@
-"""The API gives what the index and the model give, in the shape that its description promises."""
+"""The API returns what the index and the model give, in the documented shape."""
 
 import io
 from collections import Counter
@@ -22,7 +22,7 @@ def client(index, model):
         yield client
 
 
-def test_about_tells_what_the_index_is(client, index, pictures):
+def test_about_describes_the_index(client, index, pictures):
     about = client.get("/api/about").json()
     assert about["items"] == len(pictures) == len(index)
     assert [label["name"] for label in about["labels"]] == index.label_names()
@@ -31,7 +31,7 @@ def test_about_tells_what_the_index_is(client, index, pictures):
     assert about["by_picture"] is True
 
 
-def test_an_item_finds_what_the_index_finds(client, index):
+def test_search_by_item_matches_the_index(client, index):
     item = index.items().ids[7]
     found = client.get("/api/search", params={"id": item, "k": 9}).json()
     expected = index.search(index.embeddings([item]), 9, exclude=[item])[0]
@@ -43,7 +43,7 @@ def test_an_item_finds_what_the_index_finds(client, index):
     assert item not in {hit["id"] for hit in found["hits"]}
 
 
-def test_same_class_is_what_reaches_the_threshold(client, index):
+def test_hits_above_the_threshold_are_same_class(client, index):
     answers = [client.get("/api/search", params={"id": item, "k": 50}).json() for item in index.items().ids[:5]]
     hits = [hit for answer in answers for hit in answer["hits"]]
     assert {hit["same"] for hit in hits} == {True, False}
@@ -60,7 +60,7 @@ def test_labels_filter(client, index):
 
 
 @pytest.mark.parametrize("row", [5, -1])  # a small letter, a large photograph
-def test_a_picture_finds_what_its_file_finds(client, index, model, pictures, row):
+def test_search_by_upload_matches_its_file(client, index, model, pictures, row):
     path = pictures[row][0]
     answer = client.post("/api/search", params={"k": 5}, content=path.read_bytes())
     expected = index.search(model.embed([path]).numpy(), 5)[0]
@@ -83,7 +83,7 @@ def test_an_upload_is_decoded_resized_and_cropped_once(client, pictures, monkeyp
 
         monkeypatch.setattr(owner, name, counted)
 
-    count(Image, "_getdecoder")  # what Pillow asks for whenever it decodes pixels
+    count(Image, "_getdecoder")  # Pillow calls it whenever it decodes pixels
     count(torch.nn.functional, "interpolate")
     count(views, "central")
     photograph = io.BytesIO()
@@ -94,7 +94,7 @@ def test_an_upload_is_decoded_resized_and_cropped_once(client, pictures, monkeyp
     assert calls == {"_getdecoder": 1, "interpolate": 1, "central": 1}
 
 
-def test_queries_together_are_answered_as_each_alone(index, model, pictures):
+def test_batched_queries_match_single_ones(index, model, pictures):
     torch.manual_seed(0)
     some = [torch.randint(256, (1, 32, 32), dtype=torch.uint8) for _ in range(4)]
     label = pictures[0][1]
@@ -119,7 +119,7 @@ def test_queries_together_are_answered_as_each_alone(index, model, pictures):
     assert {hit.label for hit in together[2]} == {label}
 
 
-def test_pictures_are_small_and_bare(client, pictures):
+def test_thumbnails_are_small_and_without_metadata(client, pictures):
     photograph, letter = str(pictures[-1][0]), str(pictures[0][0])
     with Image.open(io.BytesIO(client.get("/api/picture", params={"id": photograph, "side": 64}).content)) as image:
         assert image.size == (96, 64)
@@ -165,7 +165,7 @@ def test_errors_are_sentences(client, address, status, words):
     assert answer.json()["error"].endswith(".")
 
 
-def test_an_error_of_ours_is_a_sentence_too(index, model, monkeypatch):
+def test_internal_error_is_a_sentence(index, model, monkeypatch):
     monkeypatch.setattr("nearkin.serve.service.Service.examples", lambda *_: 1 / 0)
     with TestClient(make_app(index, model), raise_server_exceptions=False) as client:
         answer = client.get("/api/examples")
@@ -174,7 +174,7 @@ def test_an_error_of_ours_is_a_sentence_too(index, model, monkeypatch):
     assert answer.headers["x-content-type-options"] == "nosniff"
 
 
-def test_without_a_model_items_can_be_searched_by_and_pictures_not(index):
+def test_without_a_model_only_items_can_be_searched(index):
     with TestClient(make_app(index, None, why="The run is gone.")) as client:
         assert client.get("/api/about").json()["by_picture"] is False
         answer = client.post("/api/search", content=b"x")
@@ -190,7 +190,7 @@ def test_an_empty_index_is_served(tmp_path):
         assert client.get("/api/map").json()["state"] == "none"
 
 
-def test_the_description_names_every_answer(client):
+def test_openapi_describes_every_answer(client):
     known = client.get("/openapi.json").json()
     for path, methods in known["paths"].items():
         for operation in methods.values():

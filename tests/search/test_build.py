@@ -1,0 +1,91 @@
+"""Index images with the command, and its errors."""
+
+from pathlib import Path
+
+import pytest
+from made import make_images, make_run
+
+from nearkin.files import read_json
+from nearkin.search.index import open_index
+
+
+def test_index_adds_changes_and_prunes(collection, command, tmp_path):
+    pictures = tmp_path / "pictures"
+    make_images(pictures)
+    where = tmp_path / "index"
+    code, out, _ = command("index", collection / "run", pictures, "-o", where)
+    assert code == 0
+    assert "12 images in" in out
+    assert "12 new or changed, 0 unchanged" in out
+    assert "Searches are exact." in out
+    (pictures / "class 0" / "3.png").unlink()
+    (pictures / "class 0" / "0.png").write_bytes(b"nothing")
+    make_images(pictures, classes=4, each=1, seed=9)
+    code, out, _ = command("index", collection / "run", pictures, "-o", where, "--prune")
+    assert "12 images in" in out
+    assert "4 new or changed, 8 unchanged, 1 removed" in out
+    assert len(open_index(where)) == 12
+
+
+def test_index_prints_recall_of_approximate_index(collection, command, monkeypatch, tmp_path):
+    pytest.importorskip("faiss")
+    monkeypatch.setattr("nearkin.search.index.folder.MIN_ITEMS", 10)
+    where = tmp_path / "index"
+    given = [collection / "run", collection / "pictures", "-o", where, "--kind", "hnsw"]
+    code, out, err = command("index", *given)
+    assert code == 0, err
+    assert "Recall@10 of the hnsw index against an exact search: 1.000 (12 of its own images as queries)." in out
+    assert open_index(where).meta["recall"] == {"value": 1.0, "k": 10, "queries": 12}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("index", "{run}", "{pictures}"), "--out FOLDER or --store URL"),
+        (("index", "{run}", "nowhere", "-o", "{new}"), "no file or folder nowhere"),
+        (("index", "{pictures}", "{pictures}", "-o", "{new}"), "run folder"),
+        (("index", "{run}", "{pictures}", "-o", "{index}", "--kind", "hnsw"), "is exact, not hnsw"),
+        (("index", "{other}", "{pictures}", "-o", "{index}"), "another model"),
+        (("index", "{run}", "{pictures}", "-o", "{pictures}"), "choose a new folder"),
+        (("index", "{run}", "{pictures}", "--store", "mysql://x/y"), "no store mysql"),
+        (("search", "nowhere", "{pictures}"), "There is no index in nowhere"),
+        (("search", "{index}", "{pictures}", "--run", "{other}"), "another model"),
+        (("search", "{index}", "{pictures}", "-k", "0"), "-k"),
+        (("search", "{index}", "{pictures}", "--label", "clas 1"), "Did you mean 'class 1'?"),
+        (("search", "{index}", "{index}/index.json"), "not an image of a known format"),
+        (("index", "{run}", "{pictures}", "--store", "folder"), "A store is named as postgresql://"),
+        (("embed", "{run}", "{pictures}", "-o", "{new}"), ".parquet or .npz"),
+        (("calibrate", "{run}"), "--data folder:PATH"),
+        (("calibrate", "{run}", "--data", "folder:nowhere"), "nowhere"),
+    ],
+)
+def test_wrong_input_prints_one_sentence_and_exits_with_2(collection, command, monkeypatch, tmp_path, arguments, words):
+    other = make_run(tmp_path / "other", seed=1)
+    places = {
+        "run": collection / "run",
+        "pictures": collection / "pictures",
+        "index": collection / "index",
+        "new": tmp_path / "new",
+    }
+    given = [argument.format(**places, other=other) for argument in arguments]
+    monkeypatch.chdir(tmp_path)
+    code, _, err = command(*given)
+    assert code == 2, err
+    assert words in err
+    assert len(err.strip().splitlines()) == 1
+    assert not Path(tmp_path / "new").exists()
+
+
+def test_embed_and_calibrate_print_their_results(collection, command, tmp_path):
+    (tmp_path / "bad.png").write_bytes(b"nothing")
+    given = [collection / "run", collection / "pictures", tmp_path / "bad.png", "-o", tmp_path / "out.npz"]
+    code, out, _ = command("embed", *given)
+    assert code == 0
+    assert "12 images embedded" in out
+    assert "1 image of 13 left out:\n  Cannot use the image" in out
+    run = make_run(tmp_path / "run")
+    code, out, _ = command("calibrate", run, "--data", f"folder:{collection / 'others'}")
+    assert code == 0
+    assert "Same class above a similarity of" in out
+    assert "6 classes, 30 images" in out
+    assert read_json(run / "threshold.json")["precision"] == 0.95
