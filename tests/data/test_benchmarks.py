@@ -61,7 +61,7 @@ def test_the_counts_of_the_papers_are_checked(tmp_path):
             load_dataset(f"{name}:{make(tmp_path / name)}")
 
 
-def test_cub_refuses_what_does_not_fit_together(tmp_path):
+def test_cub_refuses_inconsistent_lists(tmp_path):
     root = cub(tmp_path)
     labels = (root / "image_class_labels.txt").read_text()
     (root / "image_class_labels.txt").write_text(labels.replace("3 2\n", "3 9\n"))
@@ -118,7 +118,7 @@ def test_cars(tmp_path):
     assert files_by_class(dataset.test) == {"Acura TL": ["000001.jpg"], "Audi V8": ["000003.jpg"]}
 
 
-def test_cars_refuses_a_label_not_in_the_list_and_a_file_that_is_none(tmp_path):
+def test_cars_refuses_unknown_labels_and_damaged_annotations(tmp_path):
     with pytest.raises(NearkinError, match=r"not in the list of 4 classes: car_ims/000002.jpg \(class 7\)"):
         read_cars(cars(tmp_path, (1, 7, 4)), expect=None)
     (tmp_path / "cars_annos.mat").write_bytes(b"not a mat file")
@@ -191,7 +191,7 @@ def test_inshop(tmp_path, lists, images):
     assert all(file.is_file() for file in [*dataset.train.sources, *dataset.test.sources])
 
 
-def test_inshop_refuses_a_list_cut_short_and_a_word_it_does_not_know(tmp_path):
+def test_inshop_refuses_a_truncated_list_and_an_unknown_status(tmp_path):
     root = inshop(tmp_path)
     partition = root / "Eval/list_eval_partition.txt"
     text = partition.read_text()

@@ -7,7 +7,7 @@ from nearkin.data import DATASETS, Dataset, describe, load_dataset
 from nearkin.errors import NearkinError
 
 
-def test_the_table_says_how_each_is_written():
+def test_the_help_shows_the_form_of_each_spec():
     assert set(DATASETS) == {"glyphs", "folder", "csv", "cub", "cars", "sop", "inshop"}
     assert all(reader.help for reader in DATASETS.values())
 
@@ -30,12 +30,12 @@ def test_the_table_says_how_each_is_written():
         ("sop:/no/such/place", "lifted_struct"),
     ],
 )
-def test_wrong_specs_get_a_sentence(text, says):
+def test_wrong_specs_are_refused(text, says):
     with pytest.raises(NearkinError, match=says.replace("(", r"\(")):
         load_dataset(text)
 
 
-def test_a_bare_folder_is_told_how_to_be_written(tmp_path):
+def test_the_error_for_a_bare_folder_shows_the_spec(tmp_path):
     with pytest.raises(NearkinError, match=f"folder:{tmp_path}"):
         load_dataset(str(tmp_path))
 

@@ -1,4 +1,4 @@
-"""The embedded data set: bit for bit from the seed, no look-alikes, cached whole or not at all."""
+"""The built-in data set: reproducible from the seed, no look-alikes, cached completely or not at all."""
 
 import hashlib
 import os
@@ -49,7 +49,7 @@ def test_shapes_and_disjoint_halves(small):
     assert all("letter" in name or name[-2] == " " for name in small.train.names)
 
 
-def test_the_same_bits_in_another_process(small, tmp_path):
+def test_another_process_renders_the_same_bits(small, tmp_path):
     """Another hash seed and thread count, an empty cache."""
     source = str(Path(sys.modules["nearkin.data.glyphs"].__file__).parents[2])
     environment = {**os.environ, "PYTHONHASHSEED": "7", "OMP_NUM_THREADS": "2", "PYTHONPATH": source}
@@ -63,20 +63,20 @@ def test_the_seed_decides(small, tmp_path):
     assert set(other.train.names) != set(small.train.names)
 
 
-def test_more_classes_leave_the_first_ones_as_they_are(small, tmp_path):
+def test_more_classes_do_not_change_the_first_ones(small, tmp_path):
     more = load_dataset("glyphs(classes=24, samples=3, seed=4)", cache=tmp_path)
     assert more.train.names == small.train.names + small.test.names
     assert torch.equal(more.train.sources, torch.cat([small.train.sources, small.test.sources]))
 
 
-def test_there_are_letters_for_the_default(tmp_path):
+def test_the_fonts_have_enough_letters_for_the_default(tmp_path):
     seen = []
     dataset = make_glyphs(samples=1, cache=tmp_path, progress=lambda done, total: seen.append((done, total)))
     assert dataset.train.classes + dataset.test.classes >= 600
     assert not set(dataset.train.names) & set(dataset.test.names)
     classes = dataset.train.classes + dataset.test.classes
     assert seen == [(n, classes) for n in range(1, classes + 1)]
-    for part in (dataset.train, dataset.test):  # both halves hold all the scripts
+    for part in (dataset.train, dataset.test):  # both halves have all scripts
         scripts = {name.split()[0] for name in part.names}
         assert {"latin", "greek", "cyrillic", "armenian", "georgian", "lao"} <= scripts
     ink = torch.cat([dataset.train.sources, dataset.test.sources]).float().flatten(1)
@@ -102,7 +102,7 @@ def test_no_two_chosen_letters_are_alike_in_any_face(fonts):
         for i, a in enumerate(squares):
             for b in squares[:i]:
                 cosine = (a * b).sum() / ((a * a).sum() * (b * b).sum()) ** 0.5
-                assert cosine < 0.945  # 0.94 and what six bits a pixel round away
+                assert cosine < 0.945  # 0.94 plus the rounding to six bits per pixel
 
 
 def centred(drawing: Image.Image) -> np.ndarray:
@@ -124,12 +124,12 @@ def test_candidates_are_letters_of_enough_faces(fonts):
 
 
 def still(**changes) -> Recipe:
-    """A recipe without chance."""
+    """A recipe without randomness."""
     plain = {"rotation": 0, "scale": (1.0, 1.0), "aspect": 0, "shear": 0, "shift": 0, "stroke": 0, "noise": 0}
     return Recipe(classes=4, samples=1, seed=0, **{**plain, **changes})
 
 
-def test_an_unmoved_letter_fills_the_middle():
+def test_an_untransformed_letter_fills_the_middle():
     drawing = Image.new("L", (EM // 2, EM), 255)
     image = _sample(drawing, still(), np.random.default_rng(0))
     rows, columns = (image > 127).any(1).nonzero()[0], (image > 127).any(0).nonzero()[0]
@@ -150,7 +150,7 @@ def test_strokes_grow_and_shrink():
 @pytest.mark.parametrize(
     "change", [{"rotation": 30}, {"shift": 4}, {"noise": 0.2}, {"shear": 0.4}, {"aspect": 0.6}, {"scale": (0.5, 0.6)}]
 )
-def test_every_kind_of_chance_does_something(change):
+def test_every_random_option_changes_the_pixels(change):
     drawing = Image.new("L", (40, 20), 255)
     image = _sample(drawing, still(**change), np.random.default_rng(3))
     plain = _sample(drawing, still(), np.random.default_rng(3))
@@ -164,7 +164,7 @@ def test_inverse_map():
     np.testing.assert_allclose(np.reshape(_inverse_map(size, angle, stretch, shear), (2, 2)), np.linalg.inv(forth))
 
 
-def test_the_cache_is_read_and_a_broken_one_made_again(tmp_path, monkeypatch):
+def test_the_cache_is_read_and_rebuilt_if_damaged(tmp_path, monkeypatch):
     first = load_dataset(SMALL, cache=tmp_path)
     (file,) = tmp_path.iterdir()  # nothing half written is left
     calls = []
@@ -180,7 +180,7 @@ def test_the_cache_is_read_and_a_broken_one_made_again(tmp_path, monkeypatch):
     assert not calls
 
 
-def test_a_cache_that_cannot_be_written_is_only_a_note(tmp_path):
+def test_an_unwritable_cache_gives_only_a_note(tmp_path):
     (tmp_path / "file").write_text("in the way")
     dataset = load_dataset(SMALL, cache=tmp_path / "file")
     assert any("Not cached" in note for note in dataset.notes)
@@ -213,6 +213,6 @@ def test_more_fonts_on_request(tmp_path):
         ("glyphs(fonts='/no/such/place')", "no font file"),
     ],
 )
-def test_wrong_options_get_a_sentence(tmp_path, spec, says):
+def test_wrong_options_are_refused(tmp_path, spec, says):
     with pytest.raises(NearkinError, match=says):
         load_dataset(spec, cache=tmp_path)

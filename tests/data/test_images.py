@@ -9,7 +9,7 @@ from nearkin.data import Images
 from nearkin.errors import NearkinError
 
 
-def test_take_relabels_densely_and_keeps_the_order_of_the_names():
+def test_take_renumbers_labels_and_keeps_the_order_of_names():
     images = Images(
         torch.arange(6, dtype=torch.uint8).view(6, 1, 1, 1), torch.tensor([0, 1, 2, 2, 1, 3]), tuple("abcd")
     )
@@ -23,7 +23,7 @@ def test_take_relabels_densely_and_keeps_the_order_of_the_names():
     assert len(images.take([])) == 0
 
 
-def test_without_drops_rows_and_a_class_that_vanishes():
+def test_without_drops_rows_and_lost_classes():
     paths = [Path(f"{n}.png") for n in range(4)]
     query = torch.tensor([True, False, True, False])
     images = Images(paths, torch.tensor([0, 1, 1, 2]), ("a", "b", "c"), query, ~query)

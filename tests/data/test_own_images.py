@@ -17,7 +17,7 @@ def birds(tmp_path) -> Path:
     return tmp_path / "birds"
 
 
-def test_folder_is_halved_by_name_either_way_round(birds):
+def test_folder_is_split_in_halves_by_name(birds):
     dataset = load_dataset(f"folder:{birds}")
     assert dataset.train.names == ("crow", "jay")
     assert dataset.test.names == ("tit", "wren")
@@ -32,7 +32,7 @@ def test_folder_is_halved_by_name_either_way_round(birds):
     assert any("with one image in train, kept" in note and "tit" in note for note in other.notes)
 
 
-def test_an_odd_class_trains(birds):
+def test_an_odd_class_goes_to_training(birds):
     save_picture(birds / "owl" / "a.png")
     dataset = load_dataset(f"folder:{birds}")
     assert dataset.train.names == ("crow", "jay", "owl")
@@ -44,7 +44,7 @@ def test_numbered_folders_sort_as_numbers(tmp_path):
     assert load_dataset(f"folder:{tmp_path}").train.names == ("1", "2", "3", "4", "5", "6")
 
 
-def test_folder_uses_train_and_test_where_both_are_there(tmp_path):
+def test_folder_uses_train_and_test_if_both_exist(tmp_path):
     for part, c in [("train", "a"), ("train", "b"), ("test", "b"), ("test", "c"), ("val", "d")]:
         save_picture(tmp_path / part / c / "deeper" / "x.JPG")
         save_picture(tmp_path / part / c / "y.png")
@@ -71,7 +71,7 @@ def test_folder_names_what_it_leaves_out(birds):
     assert "hidden" not in notes
 
 
-def test_a_class_of_empty_files_alone_is_named(birds):
+def test_a_class_with_only_empty_files_is_named(birds):
     for file in (birds / "jay").iterdir():
         file.write_bytes(b"")
     dataset = load_dataset(f"folder:{birds}")
@@ -104,7 +104,7 @@ def table(folder: Path, text: str, *, pictures: bool = True) -> str:
     return f"csv:{folder / 'list.csv'}"
 
 
-def test_csv_without_split_is_halved(tmp_path):
+def test_csv_without_split_is_split_in_halves(tmp_path):
     dataset = load_dataset(table(tmp_path, "Path, Label\nx/1.png, b\nx/2.png, a\nx/3.png, c\nx/4.png, d\nx/5.png, a\n"))
     assert dataset.train.names == ("a", "b")
     assert files_by_class(dataset.train) == {"a": ["2.png", "5.png"], "b": ["1.png"]}
@@ -131,7 +131,7 @@ def test_csv_with_split_and_role(tmp_path):
         load_dataset(f"csv:{tmp_path / 'list.csv'}", halves="swapped")
 
 
-def test_csv_with_role_alone_trains_on_the_rest(tmp_path):
+def test_csv_with_only_roles_trains_on_the_rest(tmp_path):
     text = "path,label,role\n1.png,a,\n2.png,b,\n3.png,c,query\n4.png,c,gallery\n"
     dataset = load_dataset(table(tmp_path, text))
     assert (dataset.train.names, dataset.test.names) == (("a", "b"), ("c",))
@@ -168,7 +168,7 @@ def test_csv_skips_missing_files_and_repeats_by_name(tmp_path):
         ("path,label,split,role\n1.png,a,train,\n2.png,b,test,query\n", "both query and gallery"),
     ],
 )
-def test_csv_mistakes_are_named(tmp_path, text, says):
+def test_csv_errors_name_the_line(tmp_path, text, says):
     for n in range(1, 4):
         save_picture(tmp_path / f"{n}.png")
     with pytest.raises(NearkinError, match=says):

@@ -29,7 +29,7 @@ def test_folds_cut_all_classes_once():
 @pytest.mark.parametrize(
     "how", [{"fraction": 0.0}, {"fraction": 1.0}, {"fold": (4, 4)}, {"fold": (0, 1)}, {"fraction": 0.1}]
 )
-def test_held_out_refuses_what_leaves_too_little(how):
+def test_held_out_refuses_too_few_classes(how):
     with pytest.raises(NearkinError):
         held_out(numbered_images([2] * 5), **how)
 

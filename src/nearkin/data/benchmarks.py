@@ -93,8 +93,8 @@ def _products(path: Path, *, root: Path) -> Images:
 
 def read_inshop(path: Path, *, expect: Counts | None = INSHOP_COUNTS) -> Dataset:
     """Read In-Shop Clothes Retrieval: train, query and gallery by list_eval_partition.txt; items are classes."""
-    where = [path / folder / "list_eval_partition.txt" for folder in ("Eval", "Anno", ".")]
-    partition = next((file for file in where if os.path.isfile(file)), None)
+    places = [path / folder / "list_eval_partition.txt" for folder in ("Eval", "Anno", ".")]
+    partition = next((file for file in places if os.path.isfile(file)), None)
     if partition is None:
         raise NearkinError(f"{path} has no Eval/list_eval_partition.txt (nor one beside it). Get {INSHOP}.")
     top = next((path / folder for folder in ("Img", ".") if os.path.isdir(path / folder / "img")), None)
@@ -116,14 +116,14 @@ def _partition(path: Path) -> list[tuple[str, str, str]]:
     """Return image, item and split of every line after the count and the header."""
     numbered = lines(path)
     number, first = next(numbered, (1, ""))
-    said = _convert(first, int, path, number)
+    announced = _convert(first, int, path, number)
     rows = [
         (a, b, c)
         for a, b, c in _fields(path, (str, str, str), header="image_name item_id evaluation_status", skip=number)
     ]
-    if len(rows) != said:
+    if len(rows) != announced:
         raise NearkinError(
-            f"{path} announces {said:,} images but lists {len(rows):,}: the file is incomplete. Get {INSHOP}."
+            f"{path} announces {announced:,} images but lists {len(rows):,}: the file is incomplete. Get {INSHOP}."
         )
     for image, _, part in rows:
         if part not in ("train", "query", "gallery"):

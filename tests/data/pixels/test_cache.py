@@ -25,7 +25,7 @@ def no_decoding(*_: object, **__: object) -> Tensor:
     raise AssertionError("an image was decoded that the cache has")
 
 
-def test_cache_spares_the_decoding(photos: Images, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cached_images_are_not_decoded_again(photos: Images, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     want = decode_images(photos)
     seen: list[tuple[int, int]] = []
     watch = lambda *now: seen.append(now)  # noqa: E731
@@ -85,17 +85,15 @@ def test_damaged_cache_is_noticed_and_rebuilt(
     assert bad == []
     check_pixels(store[torch.arange(len(photos))], decode_images(photos))
     monkeypatch.setattr(pixel_cache, "decode", no_decoding)
-    store, _, _ = open_store(photos, short_side=SHORT_SIDE, device="cpu", cache=tmp_path / "c")  # whole again
+    store, _, _ = open_store(photos, short_side=SHORT_SIDE, device="cpu", cache=tmp_path / "c")  # complete again
 
 
-def test_a_kill_while_writing_leaves_no_half_cache(
-    photos: Images, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unfinished_packs_are_removed_later(photos: Images, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = pixel_cache.packs_folder(tmp_path / "c", short_side=SHORT_SIDE, channels=3)
     unfinished = folder / "new-killed"  # as a killed process leaves it
     unfinished.mkdir(parents=True)
     open_store(photos, short_side=SHORT_SIDE, device="cpu", cache=tmp_path / "c")
-    assert unfinished.exists()  # it might still be at work
+    assert unfinished.exists()  # its process might still be running
     monkeypatch.setattr(pixel_cache, "_STALE", -1)
     open_store(photos.take([0]), short_side=SHORT_SIDE, channels=3, device="cpu", cache=tmp_path / "c")
     save_noise(tmp_path / "extra.png", 30, 30)
@@ -104,13 +102,13 @@ def test_a_kill_while_writing_leaves_no_half_cache(
     assert not unfinished.exists()
 
 
-def test_cache_that_cannot_be_written_is_a_sentence(photos: Images, tmp_path: Path) -> None:
+def test_a_cache_that_cannot_be_written_is_an_error(photos: Images, tmp_path: Path) -> None:
     (tmp_path / "c").write_text("a file where a folder should be")
     with pytest.raises(NearkinError, match="Cannot write decoded images"):
         open_store(photos, short_side=SHORT_SIDE, device="cpu", cache=tmp_path / "c")
 
 
-def test_chunks_do_not_show(photos: Images, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chunks_do_not_change_the_result(photos: Images, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pixel_cache, "CHUNK", 200)
     seen: list[tuple[int, int]] = []
     store, _, _ = open_store(

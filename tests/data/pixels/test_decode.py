@@ -1,4 +1,4 @@
-"""Every kind of file: what becomes of it, and what is said of those that are no good."""
+"""Decoding every kind of file, and the errors for bad ones."""
 
 import io
 import warnings
@@ -17,7 +17,7 @@ from nearkin.errors import NearkinError
 
 
 def photo(height: int, width: int, *, seed: int = 0) -> Image.Image:
-    """Smooth colours with some noise, as a photograph has them."""
+    """Smooth colours with some noise, like a photograph."""
     rng = np.random.default_rng(seed)
     y, x = np.mgrid[:height, :width]
     waves = [127 + 100 * np.sin(a * y / height + b * x / width + c) for a, b, c in rng.uniform(1, 6, (3, 3))]
@@ -31,7 +31,7 @@ def encoded(image: Image.Image, kind: str = "PNG", **options: object) -> bytes:
 
 
 def opened(data: bytes, path: Path, *, short_side: int, channels: int = 3, limit: int = decoding.PIXEL_LIMIT) -> Tensor:
-    """Decode a file, and see that its header promised the same size."""
+    """Decode a file and check that its header gives the same size."""
     path.write_bytes(data)
     pixels = decode_file(path, short_side=short_side, channels=channels, limit=limit)
     assert pixels.dtype == torch.uint8
@@ -60,13 +60,13 @@ def test_short_side_and_antialiasing(file: Path, height: int, width: int) -> Non
     assert (got.int() - as_tensor(pillow).int()).abs().max() <= 2
 
 
-def test_the_size_asked_for_is_not_touched(file: Path) -> None:
+def test_an_image_of_the_stored_size_is_unchanged(file: Path) -> None:
     image = photo(32, 50)
     assert torch.equal(opened(encoded(image), file, short_side=32), as_tensor(image))
 
 
 @pytest.mark.parametrize(("height", "width"), [(20, 90), (101, 25)])
-def test_long_images_lose_their_ends_first(file: Path, height: int, width: int) -> None:
+def test_long_images_are_cut_first(file: Path, height: int, width: int) -> None:
     image = photo(height, width)
     side = min(height, width)
     top, left = max(0, height - 2 * side) // 2, max(0, width - 2 * side) // 2
@@ -76,14 +76,14 @@ def test_long_images_lose_their_ends_first(file: Path, height: int, width: int) 
     assert max(got.shape) == 32
 
 
-def test_a_thread_of_pixels_takes_no_more_memory_than_others() -> None:
+def test_an_extremely_long_image_takes_no_more_memory() -> None:
     assert stored_size(1, 1_000_000, 256) == (256, 512)
     assert resize(torch.zeros(3, 1, 1_000_000, dtype=torch.uint8), 256).shape == (3, 256, 512)
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP"])
 @pytest.mark.parametrize("orientation", range(1, 9))
-def test_orientation_is_obeyed(file: Path, orientation: int, kind: str) -> None:
+def test_orientation_is_applied(file: Path, orientation: int, kind: str) -> None:
     image = photo(24, 40)
     exif = Image.Exif()
     exif[0x0112] = orientation
@@ -92,7 +92,7 @@ def test_orientation_is_obeyed(file: Path, orientation: int, kind: str) -> None:
     assert torch.equal(opened(data, file, short_side=24), as_tensor(upright))
 
 
-def test_orientation_behind_the_pixels_of_a_png_is_obeyed(file: Path) -> None:
+def test_orientation_after_the_pixels_of_a_png_is_applied(file: Path) -> None:
     image = photo(24, 40)
     exif = Image.Exif()
     exif[0x0112] = 6
@@ -105,14 +105,14 @@ def test_orientation_behind_the_pixels_of_a_png_is_obeyed(file: Path) -> None:
     assert torch.equal(got, as_tensor(image.transpose(Image.Transpose.ROTATE_270)))
 
 
-def test_nonsense_orientation_is_ignored(file: Path) -> None:
+def test_invalid_orientation_is_ignored(file: Path) -> None:
     image = photo(24, 40)
     exif = Image.Exif()
     exif[0x0112] = 77
     assert torch.equal(opened(encoded(image, exif=exif), file, short_side=24), as_tensor(image))
 
 
-def test_transparency_lies_on_white(file: Path) -> None:
+def test_transparency_is_blended_with_white(file: Path) -> None:
     image = photo(24, 24).convert("RGBA")
     image.putalpha(Image.fromarray(np.tile(np.linspace(0, 255, 24).astype(np.uint8), (24, 1))))
     got = opened(encoded(image), file, short_side=24).double()
@@ -129,7 +129,7 @@ def test_palettes_with_and_without_transparency(file: Path) -> None:
     assert clear.any()
     assert (got[:, clear] == 255).all()
     assert torch.equal(got[:, ~clear], as_tensor(image.convert("RGB"))[:, ~clear])
-    alphas = encoded(image, transparency=bytes([0, 128] + [255] * 14))  # Pillow has a warning for these
+    alphas = encoded(image, transparency=bytes([0, 128] + [255] * 14))  # Pillow warns about these
     assert (opened(alphas, file, short_side=24)[:, clear] == 255).all()
 
 
@@ -177,20 +177,20 @@ def test_both_jpeg_decoders_give_the_same_pixels(
     assert torch.equal(fast, opened(data, file, short_side=50))
 
 
-def test_simplejpeg_does_decode_jpegs(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_simplejpeg_decodes_jpegs(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("simplejpeg")
     monkeypatch.setattr(decoding, "_pillow", lambda *_: pytest.fail("Pillow was asked"))
     opened(encoded(photo(24, 24), "JPEG"), file, short_side=24)
 
 
-def test_an_animation_shows_its_first_frame(file: Path) -> None:
+def test_an_animation_gives_its_first_frame(file: Path) -> None:
     one, two = (photo(24, 24, seed=seed).quantize(8) for seed in (0, 1))
     got = opened(encoded(one, "GIF", save_all=True, append_images=[two]), file, short_side=24)
     assert torch.equal(got, as_tensor(one.convert("RGB")))
 
 
 def bad_files(folder: Path) -> dict[str, tuple[Path, str]]:
-    """Files that are no good, and a word of what is to be said of each."""
+    """Bad files, and a part of the error message of each."""
     jpeg, png = encoded(photo(40, 60), "JPEG"), encoded(photo(40, 60))
     bomb = bytearray(png)
     bomb[16:24] = (20_000).to_bytes(4) * 2  # a PNG that claims 400 million pixels

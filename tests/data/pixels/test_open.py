@@ -26,7 +26,7 @@ def photos(tmp_path: Path) -> Images:
     return make_photos(tmp_path / "data")
 
 
-def test_pixels_in_memory_stay_as_they_are() -> None:
+def test_pixels_in_memory_keep_their_size() -> None:
     for shape in ((5, 1, 32, 32), (3, 3, 28, 40)):
         pixels = torch.randint(0, 256, shape, dtype=torch.uint8)
         images = Images(pixels, torch.zeros(len(pixels), dtype=torch.int64), ("a",))
@@ -81,7 +81,7 @@ def test_too_many_pixels_are_refused_by_name(photos: Images, monkeypatch: pytest
     assert len(images) == 6
 
 
-def test_where_images_are_kept_depends_on_the_room(photos: Images, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_location_depends_on_free_memory(photos: Images, monkeypatch: pytest.MonkeyPatch) -> None:
     room = {"cpu": 0}
     monkeypatch.setattr(opening, "free_memory", lambda device: room[device.type])
     assert isinstance(open_store(photos, short_side=SHORT_SIDE, device="cpu")[0], StreamStore)
@@ -94,7 +94,7 @@ def test_where_images_are_kept_depends_on_the_room(photos: Images, monkeypatch: 
         open_store(photos, short_side=SHORT_SIDE, device="cpu", location="disk")  # type: ignore[arg-type]
 
 
-def test_free_memory_is_believable() -> None:
+def test_free_memory_is_plausible() -> None:
     assert 0 < opening._host_memory() < 2**46
     assert free_memory(torch.device("cpu")) < opening._host_memory()
 
@@ -117,7 +117,7 @@ def files(tmp_path: Path) -> Images:
 
 @pytest.fixture
 def opened(monkeypatch):
-    """How many images each real reading of files had."""
+    """The number of files of each call of `open_files`."""
     calls = []
     real = opening.open_files
 

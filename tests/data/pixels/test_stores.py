@@ -54,8 +54,8 @@ def test_stream_and_memory_give_the_same_pixels_at_test_time(photos: Images) -> 
     assert kept.std() > 10
 
 
-def test_host_memory_feeds_another_device(photos: Images) -> None:
-    """The way of images that fit into the host's memory only, with the meta device for want of another."""
+def test_batches_from_host_memory_reach_another_device(photos: Images) -> None:
+    """Images that fit only into the host's memory, with the meta device in place of a GPU."""
     store, _, _ = open_store(photos, short_side=SHORT_SIDE, device="cpu", location="host")
     assert isinstance(store, MemoryStore)
     want = decode_images(photos)
@@ -80,7 +80,7 @@ def test_stream_leaves_out_bad_headers_and_stops_at_bad_pixels(photos: Images, t
     assert running_workers() == 0
 
 
-def test_a_file_that_changes_under_a_stream_is_named(photos: Images) -> None:
+def test_a_file_that_changes_while_streaming_is_named(photos: Images) -> None:
     store, _, _ = open_store(photos, short_side=SHORT_SIDE, device="cpu", location="stream")
     save_noise(Path(str(photos.sources[2])), 50, 24)
     with pytest.raises(BadImage, match=r"2\.png: its size has changed"):
@@ -94,7 +94,7 @@ def count_requests(asked: list[int]) -> Iterator[Tensor]:
 
 
 @pytest.mark.parametrize("read_ahead", [0, 1, 3])
-def test_nothing_is_asked_for_earlier_than_allowed(photos: Images, read_ahead: int) -> None:
+def test_no_batch_is_requested_earlier_than_allowed(photos: Images, read_ahead: int) -> None:
     store, _, _ = open_store(photos, short_side=SHORT_SIDE, device="cpu", location="stream")
     asked: list[int] = []
     following = store.read_batches(count_requests(asked), read_ahead)
@@ -109,7 +109,7 @@ def test_nothing_is_asked_for_earlier_than_allowed(photos: Images, read_ahead: i
     assert len(asked) == 1
 
 
-def test_work_goes_on_while_a_batch_is_used(photos: Images, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batches_are_decoded_ahead(photos: Images, monkeypatch: pytest.MonkeyPatch) -> None:
     done: list[Path] = []
 
     def watched(path: Path, **options: int) -> Tensor:

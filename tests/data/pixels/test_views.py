@@ -1,4 +1,4 @@
-"""Crops against a crop that is cut out and then resized by torch, draws against their definition."""
+"""Crops compared with cutting and resizing by torch, and random boxes with their definition."""
 
 import math
 from collections.abc import Callable
@@ -53,7 +53,7 @@ def boxes_of(boxes: list[tuple[int, int, int, int]], outputs: int) -> Boxes:
 
 
 @pytest.mark.parametrize("size", [8, 16, 31, 50])
-def test_crop_is_cutting_out_then_resizing(size: int) -> None:
+def test_crop_equals_cutting_then_resizing(size: int) -> None:
     boxes = [(0, 0, 40, 64), (3, 5, 9, 20), (10, 0, 30, 1), (0, 23, 1, 41), (39, 63, 1, 1), (7, 11, 16, 16)]
     pixels = photos([(40, 64)] * len(boxes))
     flip = torch.tensor([False, True, False, True, False, True])
@@ -73,7 +73,7 @@ def test_crop_reads_nothing_outside_the_box() -> None:
     assert torch.equal(before, crop(pixels.canvas, boxes, size=12, flip=torch.tensor([False])))
 
 
-def test_squashed_crop_is_squashing_then_cutting() -> None:
+def test_squashed_crop_equals_squashing_then_cutting() -> None:
     pixels = photos([(32, 64), (50, 32), (32, 32)])
     draws = torch.tensor([[0.0, 0.99999], [0.5, 0.3], [0.7, 0.0]])
     boxes = squashed_boxes(pixels.size, draws, short_side=32, size=28)
@@ -85,7 +85,7 @@ def test_squashed_crop_is_squashing_then_cutting() -> None:
         torch.testing.assert_close(got[b].double(), want.flip(2) if b == 2 else want, atol=2e-3, rtol=0)
 
 
-def test_plain_crop_cuts_and_resizes_nothing() -> None:
+def test_plain_crop_does_not_resize() -> None:
     pixels = photos([(32, 64), (50, 32), (32, 32)])
     draws = torch.tensor([[0.0, 0.99999], [0.5, 0.3], [0.7, 0.0]])
     boxes = plain_boxes(pixels.size, draws, size=28)
@@ -97,16 +97,16 @@ def test_plain_crop_cuts_and_resizes_nothing() -> None:
 
 
 @pytest.mark.parametrize("squash", [True, False])
-def test_the_spec_says_whether_a_crop_squashes(squash: bool) -> None:
+def test_the_squash_option_of_crop(squash: bool) -> None:
     pixels = photos([(32, 64)] * 4)
-    pixels.canvas[:] = torch.arange(64, dtype=torch.uint8)  # as bright as far to the right
+    pixels.canvas[:] = torch.arange(64, dtype=torch.uint8)  # brightness is the x coordinate
     view = augment(f"crop(squash={squash}, flip=False)", size=28, short_side=32, normalise=RAW)
     steps = view(pixels, Generator().manual_seed(0)).diff(dim=3)[..., 2:-2].mean()
     assert steps.item() == pytest.approx(2 if squash else 1, abs=0.01)
 
 
 def naive_box(h: int, w: int, u: list[float], scale: tuple[float, float], ratio: tuple[float, float]) -> list[int]:
-    """Random resized crop as it is defined, one try after the other."""
+    """Random resized crop by its definition, one try after the other."""
     for n in range(TRIES):
         area = h * w * (scale[0] + (scale[1] - scale[0]) * u[n])
         shape = math.exp(math.log(ratio[0]) + (math.log(ratio[1]) - math.log(ratio[0])) * u[TRIES + n])
@@ -151,14 +151,14 @@ def test_resized_boxes_have_the_right_distribution() -> None:
     assert (boxes.start <= room).all()
 
 
-def test_draws_next_to_one_stay_inside() -> None:
+def test_draws_close_to_one_stay_inside() -> None:
     draws = torch.full((1, 2 * TRIES + 2), 1 - 2**-24)
     for side in (513, 1000, 1025):
         boxes = resized_boxes(torch.tensor([[side, side]]), draws, scale=(0.2, 0.3), ratio=(1.0, 1.0), size=16)
         assert (boxes.start + boxes.extent == side).all()
 
 
-def test_central_square_is_where_rounding_puts_it() -> None:
+def test_central_square_follows_rounding() -> None:
     pixels = photos([(32, 33), (35, 32), (41, 64), (32, 32), (64, 37)])
     got = central(pixels, 32)
     for image, (h, w), one in zip(pixels.canvas, pixels.size.tolist(), got, strict=True):
@@ -166,7 +166,7 @@ def test_central_square_is_where_rounding_puts_it() -> None:
         assert torch.equal(one, image[:, top : top + 32, left : left + 32])
 
 
-def test_centre_of_images_of_just_that_size_is_the_image() -> None:
+def test_centre_of_an_image_of_that_size_is_the_image() -> None:
     pixels = photos([(32, 32)] * 3, canvas=(32, 32))
     assert central(pixels, 32) is pixels.canvas
 
@@ -205,7 +205,7 @@ def test_augment_is_reproducible_and_well_formed(spec: str) -> None:
 
 
 @pytest.mark.parametrize("spec", SPECS)
-def test_an_image_does_not_depend_on_its_neighbours(spec: str) -> None:
+def test_an_image_does_not_depend_on_its_batch(spec: str) -> None:
     view = augment(spec, size=28, short_side=32, normalise=RAW)
     sizes = [(32, 60), (40, 32), (32, 32)]
     pixels = photos(sizes)
@@ -223,7 +223,7 @@ def test_affine_without_movement_is_the_centre() -> None:
 
 
 def test_affine_shifts_turns_and_continues_the_background() -> None:
-    canvas = torch.full((64, 1, 32, 32), 200, dtype=torch.uint8)  # paper that is not black
+    canvas = torch.full((64, 1, 32, 32), 200, dtype=torch.uint8)  # light background
     canvas[:, :, 12:20, 14:18] = 0
     pixels = Pixels(canvas, torch.tensor([[32, 32]]).repeat(64, 1))
     how = {"size": 32, "short_side": 32, "normalise": Normalise((0.0,), (1 / 255,))}
@@ -231,7 +231,7 @@ def test_affine_shifts_turns_and_continues_the_background() -> None:
     ink = (200 - moved[:, 0]) / 200
     torch.testing.assert_close(
         ink.sum((1, 2)), torch.full((64,), 32.0), atol=0.1, rtol=0
-    )  # nothing lost, paper goes on
+    )  # nothing is lost, the background continues
     at = torch.arange(32.0)
     dy = (ink.sum(2) * at).sum(1) / 32 - 15.5
     assert dy.abs().max() <= 4.01  # a quarter of half the width
@@ -264,7 +264,7 @@ def test_grey_images_have_one_channel() -> None:
         centre(28, GREY)(photos([(32, 32)]))
 
 
-def test_autocast_and_gradients_leave_crops_alone() -> None:
+def test_autocast_and_gradients_do_not_affect_crops() -> None:
     pixels = photos([(32, 60)])
     view = augment("resized_crop", size=28, short_side=32, normalise=RAW)
     plain = view(pixels, Generator().manual_seed(0))
@@ -291,7 +291,7 @@ WRONG: list[tuple[Callable[[], object], str]] = [
 
 
 @pytest.mark.parametrize(("call", "sentence"), WRONG, ids=[sentence for _, sentence in WRONG])
-def test_mistakes_are_sentences(call: Callable[[], object], sentence: str) -> None:
+def test_errors_are_sentences(call: Callable[[], object], sentence: str) -> None:
     with pytest.raises(NearkinError, match=sentence.replace("(", r"\(")):
         call()
 
