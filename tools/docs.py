@@ -1,6 +1,6 @@
-"""The generated parts of README.md and docs/: tables come from headers and result files, never from a keyboard.
+"""The generated parts of README.md and docs/: tables from headers and result files.
 
-python -m nearkin.report.docs          write them anew
+python -m tools.docs          write them
 """
 
 import re
@@ -70,7 +70,7 @@ def suites_table() -> str:
 
 
 def data_page(text: str) -> str:
-    """docs/data.md with its tables made anew."""
+    """docs/data.md with its tables up to date."""
     datasets = [
         [f"`{name}:PATH`" if r.path else f"`{name}`", r.help.removeprefix(f"{name}:PATH, ")]
         for name, r in DATASETS.items()
@@ -84,7 +84,7 @@ def data_page(text: str) -> str:
 
 def _options(name: str) -> str:
     """The options of an augmentation with their defaults."""
-    options = resolve_options(Call(name), AUGMENTS[name], given=("size", "short"))
+    options = resolve_options(Call(name), AUGMENTS[name], reserved=("size", "short_side"))
     return ", ".join(f"`{option}={_brief(value)}`" for option, value in options.items())
 
 
@@ -96,8 +96,8 @@ def methods_page() -> str:
     """docs/methods.md: every header, with its options and, for a loss, the picture of its gradients."""
     parts = [
         "# Methods",
-        "Generated from the headers of the files beside the papers by `python -m nearkin.report.docs`. The picture "
-        "of a loss shows how hard it pulls a positive at similarity s⁺ and pushes a negative at s⁻ to one sample.",
+        "Generated from the headers of the files beside the papers by `python -m tools.docs`. The picture of a "
+        "loss shows how strongly it pulls a positive at similarity s⁺ and pushes a negative at s⁻ of one sample.",
         methods_table(),
     ]
     for name in sorted({**LOSSES, **STRATEGIES}):
@@ -109,7 +109,7 @@ def methods_page() -> str:
 
 
 def readme(text: str, root: Path) -> str:
-    """README.md with its generated parts made anew."""
+    """README.md with its generated parts up to date."""
     text = fill(fill(text, "methods", methods_list()), "demo", demo_table(root))
     return fill(text, "pml", pml_table(root))
 

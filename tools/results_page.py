@@ -1,21 +1,21 @@
-"""docs/results.md from the results files: python -m nearkin.report.results_page
+"""Write docs/results.md and its figures from the results files: python -m tools.results_page
 
-A folder of benchmarks/results/ that bears a suite's name holds files *.jsonl as `nearkin bench` and `nearkin merge`
-write them; it becomes a section with the suite's table. What a file was run with besides the suite's own settings
-(another backbone, say) is read off its runs. First comes the suite with every method in one setting, then the claims of
-the papers, each tested on all suites that can tell, then the other suites.
+A folder of benchmarks/results/ with a suite's name holds files *.jsonl as `nearkin bench` and `nearkin merge` write
+them. Settings that a file was run with besides the suite's own (another backbone, say) are read off its runs. The page
+has three layers: the reading in words, the two main tables (every method in one setting, and the papers' claims), and
+everything else folded.
 """
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from nearkin.benchmark.claims import CLAIMS, HOLDS, NOT_SHOWN, OPPOSITE, UNTESTED, Outcome, check_claim, in_words
+from nearkin.benchmark.claims import CLAIMS, HOLDS, NOT_SHOWN, OPPOSITE, UNTESTED, Claim, Outcome, check_claim, in_words
 from nearkin.benchmark.planned_runs import NEUTRAL, PlannedSuite, plan_suite
 from nearkin.benchmark.results import read_results
 from nearkin.benchmark.runner import SuiteResults, needs_path
-from nearkin.benchmark.suite import Suite, SuiteData, load_suite, suite_names
+from nearkin.benchmark.suite import Suite, load_suite, suite_names
 from nearkin.benchmark.tables import LEVEL, below_start, row_runs, suite_tables
 from nearkin.console import PrintedTable, markdown, markdown_table
 from nearkin.evaluation.statistics import p_words
@@ -24,134 +24,178 @@ from nearkin.report.suite_figures import ranking, write_figures
 from nearkin.training.run_folder import CHOSEN
 
 FIRST = "cub_lite0"
-"""The suite that the page begins with: every method on photographs, in one setting."""
+"""The suite of the first table: every method on photographs, in one setting."""
 
 INTRODUCTION = """# Results
 
-Written by `python -m nearkin.report.results_page` from the files in `benchmarks/results/`; no score here is typed by
-hand. Scores are percent, means over seeds ± their standard error. Time is that of one run, the median over
-seeds, from its first image read to its last score (of its training alone where it was made in several sittings);
-images/s that of its training steps. How these tables are made, and why by these tests: [The benchmark](benchmark.md).
+`python -m tools.results_page` writes this page from the files in `benchmarks/results/`; no score is typed by hand.
+[The benchmark](benchmark.md) explains the tables and the tests.
+
+## In words
 """
 
-CLAIMED = f"""## Which of the papers' claims hold here
+TABLES = """## Tables
 
-The papers have other networks and often other settings; what is read here is our own numbers. Each claim is tested by
-the metric its paper makes it by, with a paired t-test over the seeds that both rows have, on rows that differ in
-nothing but the method; p is Holm's over the pairs of a claim, the interval that of the pair alone. (In a suite's table
-p is Holm's over its rows: what is told apart here need not be there, nor the other way round.) A claim holds here where
-p < {LEVEL} and the difference has its sign. “Not shown” is no more than that: the interval tells what the difference
-may be, and with three seeds it is wide. More on each paper's method, and what else was measured:
+Scores are percent, means over seeds ± their standard error. Time is the median over seeds of one run, from its first
+image read to its last score (its training alone, if the run was interrupted and resumed); images/s is the speed of the
+training steps.
+"""
+
+CLAIMED = f"""### Which of the papers' claims hold here
+
+The papers use other networks and often other settings; only our own numbers are tested. Each claim is tested by the
+paper's metric, with a paired t-test over common seeds, on rows that differ only in the method. p is Holm's over the
+pairs of a claim, the interval is that of the pair alone. (In a suite's table p is Holm's over its rows, so the two may
+disagree.) A claim holds here if p < {LEVEL} and the difference has its sign. “Not shown” means no more than that: the
+interval shows how large the difference may be, and with three seeds it is wide. More on each paper's method:
 [VCPA](vcpa.md), [Proxy-ISA](proxy_isa.md), [CCP](ccp.md), [MPA](methods.md#mpa), [PROFS](profs.md).
 """
-
 
 COUNTED = {"yes": HOLDS, "not shown": NOT_SHOWN, "opposite": OPPOSITE, "untested": UNTESTED}
 COUNTS = "\nThe last four columns count pairs of rows; a pair with one seed in common cannot be tested.\n"
 
 
-class Found(NamedTuple):
+class MeasuredSuite(NamedTuple):
     """The runs of one suite, made with the same settings."""
 
     results: SuiteResults
-    strangers: int  # runs in its files that are no row of any suite here
+    unknown_runs: int  # runs in its files that belong to no row of any suite
+
+    @property
+    def suite(self) -> Suite:
+        """The suite itself."""
+        return self.results.planned.suite
 
 
-def results_page(results: Path, *, pictures: Path | None = None, link: str = "") -> str:
+def results_page(folder: Path, *, pictures: Path | None = None, link: str = "") -> str:
     """The page as text; with `pictures` the figures of suites are written there and linked below `link`."""
-    every = boards(results)
-    sections = [(found.board.planned.suite.name == FIRST, _section(found, pictures, link)) for found in every]
-    first = [text for is_first, text in sections if is_first] or ["No method has been measured on CUB yet.\n"]
-    rest = [text for is_first, text in sections if not is_first]
-    return "\n".join([INTRODUCTION, *first, _claims([found.board for found in every]), *rest])
+    measured = measured_suites(folder)
+    first = [each for each in measured if each.suite.name == FIRST]
+    others = [each for each in measured if each.suite.name != FIRST]
+    claims = {claim: check_claim(claim, [each.results for each in measured]) for claim in CLAIMS}
+    readings = [reading for each in first + others for reading in _readings(each.results)]
+    return "\n".join(
+        [
+            INTRODUCTION,
+            *(readings or ["- No method has been measured on CUB yet."]),
+            *_claims_in_words(claims),
+            "",
+            TABLES,
+            *(_section(each, pictures, link, fold_all=False) for each in first),
+            _claims(claims),
+            "## All other suites\n",
+            *(_section(each, pictures, link, fold_all=True) for each in others),
+        ]
+    )
 
 
-def boards(results: Path) -> list[Found]:
-    """Every suite that has results, each time with the files that were made alike."""
-    files = {name: sorted((results / name).glob("*.jsonl")) for name in suite_names()}
-    known = {key: run for own in files.values() for file in own for key, run in read_results(file).items()}
-    made: list[tuple[SuiteResults, set[str]]] = []
-    for name, own in ((name, own) for name, own in files.items() if own):
+def measured_suites(folder: Path) -> list[MeasuredSuite]:
+    """Every suite with results; files made with different settings are separate entries."""
+    files = {name: sorted((folder / name).glob("*.jsonl")) for name in suite_names()}
+    known = {key: run for paths in files.values() for path in paths for key, run in read_results(path).items()}
+    found: list[tuple[SuiteResults, set[str]]] = []
+    for name, paths in files.items():
         suite = load_suite(name)
-        alike: dict[str, tuple[Json, dict[str, Json]]] = {}
-        for file in own:
-            runs = read_results(file)
+        by_settings: dict[str, tuple[Json, dict[str, Json]]] = {}
+        for path in paths:
+            runs = read_results(path)
             changed = changed_settings(suite, list(runs.values()))
-            alike.setdefault(str(changed), (changed, {}))[1].update(runs)
-        for changed, runs in alike.values():
+            by_settings.setdefault(str(changed), (changed, {}))[1].update(runs)
+        for changed, runs in by_settings.values():
             planned = plan_suite(suite, seeds=sorted({run["seed"] for run in runs.values()}), settings=changed)
-            made.append((SuiteResults(planned, known, {}, (), "not run yet", results / name), set(runs)))
-    rows = {cell.id for results, _ in made for cell in results.planned.runs}
-    return [Found(results, len(ids - rows)) for results, ids in made]
+            found.append((SuiteResults(planned, known, {}, (), "not run yet", folder / name), set(runs)))
+    ids = {run.id for results, _ in found for run in results.planned.runs}
+    return [MeasuredSuite(results, len(keys - ids)) for results, keys in found]
 
 
 def changed_settings(suite: Suite, runs: Sequence[Json]) -> Json:
-    """Settings that all runs share and that are not the suite's own, where its rows agree on one."""
+    """Settings that all runs share and that differ from the suite's, if its rows agree on one value."""
     if not runs:
         return {}
-    plain = plan_suite(suite, seeds=1).cells
+    planned = plan_suite(suite, seeds=1).runs
     changed: Json = {}
-    for name in dict.fromkeys(name for cell in plain for name in cell.description):
+    for name in dict.fromkeys(name for run in planned for name in run.description):
         values = {repr(run["settings"].get(name)) for run in runs}
         if name in ("data", "method", "seed", *NEUTRAL) or len(values) > 1:
             continue
         for data in {run["data"] for run in runs}:
-            own = {repr(value): value for cell in plain if cell.data == data for value in [cell.description[name]]}
-            if len(own) == 1:
-                (default,) = own.values()
-                value = runs[0]["settings"].get(name, type(default)())  # what is younger than a run was off in it
+            defaults = {repr(run.description[name]): run.description[name] for run in planned if run.data == data}
+            if len(defaults) == 1:
+                (default,) = defaults.values()
+                value = runs[0]["settings"].get(name, type(default)())  # a setting newer than the run was off in it
                 if repr(value) != repr(default):
                     changed[name] = value
     return changed
 
 
-def _section(found: Found, pictures: Path | None, link: str) -> str:
-    results = found.board
-    suite, cells = results.planned.suite, results.planned.runs
-    there = {cell.data for cell in cells if cell.id in results.runs}
-    lines = [f"## {suite.title}", "", f"`{_command(results.planned, sorted(there))}`", ""]
-    for dataset, table in zip(suite.data, suite_tables(results), strict=True):
-        if dataset in there:
-            lines += [
-                markdown([_only_measured(results, dataset, table)], level=3),
-                *_reading(results, suite.data[dataset]),
-            ]
-    if found.strangers:
-        lines.append(f"- {found.strangers} runs in the files are no row of a suite any more and are not shown.\n")
+def _section(measured: MeasuredSuite, pictures: Path | None, link: str, *, fold_all: bool) -> str:
+    """A suite with its tables, notes and figures; the notes are folded, or all of it."""
+    results, suite = measured.results, measured.suite
+    with_runs = {run.data for run in results.planned.runs if run.id in results.runs}
+    shown, notes = [], []
+    for name, table in zip(suite.data, suite_tables(results), strict=True):
+        if name in with_runs:
+            full = _only_measured(results, name, table)
+            shown.append(markdown([full._replace(notes=[])], level=4).rstrip() + "\n")
+            notes += [f"- {note}" for note in full.notes]
+    if measured.unknown_runs:
+        notes.append(f"- {measured.unknown_runs} runs in the files belong to no row of a suite and are not shown.")
     if pictures is not None:
         drawn = [picture.name for picture in write_figures(results, pictures) if picture.suffix == ".svg"]
-        lines += [f"![{suite.title}]({link}{name})\n" for name in drawn]
-    return "\n".join(lines)
+        shown += [f"![{suite.title}]({link}{name})\n" for name in drawn]
+    body = [_folded("Table and notes", [*shown, *notes])] if fold_all else [*shown, _folded("Notes", notes)]
+    return "\n".join([f"### {suite.title}", "", f"`{_command(results.planned, sorted(with_runs))}`", "", *body])
 
 
-def _reading(results: SuiteResults, dataset: SuiteData) -> list[str]:
-    """What a sorted table says, in a sentence or two."""
-    suite = results.planned.suite
-    if suite.sort not in dataset.metrics or not suite.baseline:
-        return []
-    rows = ranking(results, dataset).rows
-    above, below = ([row.name for row in rows if row.mark.strip() == mark] for mark in "↑↓")
-    words = [
-        f"{'; '.join(names)} {'is' if len(names) == 1 else 'are'} {where}"
-        for names, where in ((above, "above"), (below, "below"))
-        if names
-    ] or ["no row is shown to differ from"]
-    harmed = [row.name for row in rows if below_start(row_runs(results, suite.rows[row.name], dataset), suite.sort)]
-    sentences = [f"In words: by {suite.sort} {' and '.join(words)} {suite.baseline}; nothing more is shown."]
-    if harmed:
-        sentences.append(f"Training left below the network as it began: {'; '.join(harmed)}.")
-    return [" ".join(sentences) + "\n"]
+def _folded(summary: str, lines: Sequence[str]) -> str:
+    text = "\n".join(lines).rstrip()
+    return f'<details markdown="1">\n<summary>{summary}</summary>\n\n{text}\n\n</details>\n'
+
+
+def _readings(results: SuiteResults) -> list[str]:
+    """What the sorted tables of a suite show, a few sentences per data set."""
+    suite, sentences = results.planned.suite, []
+    for dataset in suite.data.values():
+        if suite.sort not in dataset.metrics or not suite.baseline or not ranking(results, dataset).rows:
+            continue
+        rows = ranking(results, dataset).rows
+        above, below = ([row.name for row in rows if row.mark.strip() == mark] for mark in "↑↓")
+        words = [
+            f"{'; '.join(names)} {'is' if len(names) == 1 else 'are'} {where}"
+            for names, where in ((above, "above"), (below, "below"))
+            if names
+        ] or ["no row differs significantly from"]
+        text = f"- **{suite.title}:** by {suite.sort} {' and '.join(words)} {suite.baseline}"
+        text += "; no other difference is significant." if above or below else "."
+        runs = {row.name: row_runs(results, suite.rows[row.name], dataset) for row in rows}
+        if harmed := [name for name, found in runs.items() if below_start(found, suite.sort)]:
+            text += f" Lower after training than before: {'; '.join(harmed)}."
+        sentences.append(text)
+    return sentences
+
+
+def _claims_in_words(claims: Mapping[Claim, Sequence[Outcome]]) -> list[str]:
+    """One line per paper: its claims grouped by outcome."""
+    lines = []
+    for paper in dict.fromkeys(claim.paper for claim in claims):
+        groups: dict[str, list[str]] = {}
+        for claim, outcomes in claims.items():
+            if claim.paper == paper:
+                groups.setdefault(in_words(outcomes), []).append(claim.words)
+        said = "; ".join(f"*{verdict}:* {', '.join(words)}" for verdict, words in groups.items())
+        lines.append(f"- **Claims of {paper}:** {said}.")
+    return lines
 
 
 def _command(planned: PlannedSuite, data: Sequence[str]) -> str:
-    places = "".join(f" --data {name}:PATH" for name in data if needs_path(planned.suite.data[name]))
+    paths = "".join(f" --data {name}:PATH" for name in data if needs_path(planned.suite.data[name]))
     settings = "".join(f" --set {name}={value}" for name, value in planned.overrides.items())
-    seeds = ",".join(map(str, planned.seeds)) + ("," if len(planned.seeds) == 1 else "")  # without it, how many
-    return f"nearkin bench {planned.suite.name}{places} --seeds {seeds}{settings}"
+    seeds = ",".join(map(str, planned.seeds)) + ("," if len(planned.seeds) == 1 else "")  # "3" would be three seeds
+    return f"nearkin bench {planned.suite.name}{paths} --seeds {seeds}{settings}"
 
 
 def _only_measured(results: SuiteResults, dataset: str, table: PrintedTable) -> PrintedTable:
-    """The table without rows of which there is no number at all; a note lists them."""
+    """The table without rows that have no number at all; a note lists them."""
     suite = results.planned.suite
     empty = [
         row.name
@@ -166,33 +210,32 @@ def _only_measured(results: SuiteResults, dataset: str, table: PrintedTable) -> 
     return PrintedTable(f"On {dataset}", table.header, cells, notes)
 
 
-def _claims(boards: Sequence[SuiteResults]) -> str:
-    tested = {claim: check_claim(claim, boards) for claim in CLAIMS}
+def _claims(claims: Mapping[Claim, Sequence[Outcome]]) -> str:
     header = ["paper", "claim", "by", "here", *COUNTED]
-    cells = [[c.paper, c.words, c.metric, in_words(found), *_counts(found)] for c, found in tested.items()]
-    lines = [CLAIMED, markdown_table(header, cells, text=True), COUNTS, "### Pair by pair\n"]
-    for claim, found in tested.items():
-        if found:
-            lines.append(f"**{claim.paper}: {claim.words}** ({claim.metric})\n")
-            lines += [*(f"- {_sentence(each)}" for each in found), ""]
-    return "\n".join(lines)
+    cells = [[c.paper, c.words, c.metric, in_words(outcomes), *_counts(outcomes)] for c, outcomes in claims.items()]
+    pairs = []
+    for claim, outcomes in claims.items():
+        if outcomes:
+            pairs.append(f"**{claim.paper}: {claim.words}** ({claim.metric})\n")
+            pairs += [*(f"- {_sentence(outcome)}" for outcome in outcomes), ""]
+    return "\n".join([CLAIMED, markdown_table(header, cells, text=True), COUNTS, _folded("Pair by pair", pairs)])
 
 
-def _counts(tested: Sequence[Outcome]) -> list[str]:
-    """How many pairs came out each way; nothing where none was measured."""
-    return [str(sum(each.verdict == verdict for each in tested)) if tested else "" for verdict in COUNTED.values()]
+def _counts(outcomes: Sequence[Outcome]) -> list[str]:
+    """The number of pairs per verdict; empty if none was measured."""
+    return [str(sum(o.verdict == verdict for o in outcomes)) if outcomes else "" for verdict in COUNTED.values()]
 
 
-def _sentence(tested: Outcome) -> str:
-    test = tested.test
-    where = f"{tested.row} against {tested.base} ({tested.suite}, {tested.data}, {CHOSEN[tested.select]})"
+def _sentence(outcome: Outcome) -> str:
+    test = outcome.test
+    where = f"{outcome.row} against {outcome.base} ({outcome.suite}, {outcome.data}, {CHOSEN[outcome.select]})"
     where += f": {_signed(test.difference)}"
-    if tested.verdict == UNTESTED:
-        why = "one seed in common" if test.n < 2 else "all seeds differ alike"
+    if outcome.verdict == UNTESTED:
+        why = "one seed in common" if test.n < 2 else "all seeds differ by the same amount"
         return f"{where}; cannot be tested, {why}."
     bounds = f"95 % {_signed(test.low)} to {_signed(test.high)}, p {p_words(test.p)}, {test.n} seeds"
-    harmed = f" Training left {' and '.join(tested.harmed)} below the untrained network." if tested.harmed else ""
-    return f"{where} ({bounds}): {tested.verdict}.{harmed}"
+    harmed = f" Lower after training than before: {' and '.join(outcome.harmed)}." if outcome.harmed else ""
+    return f"{where} ({bounds}): {outcome.verdict}.{harmed}"
 
 
 def _signed(value: float) -> str:
@@ -204,12 +247,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="Write docs/results.md from the results files.")
     parser.add_argument("--results", type=Path, default=Path("benchmarks/results"))
     parser.add_argument("-o", "--out", type=Path, default=Path("docs/results.md"))
-    given = parser.parse_args(arguments)
-    pictures = given.out.parent / "pictures" / "suites"
-    text = results_page(given.results, pictures=pictures, link="pictures/suites/")
-    with atomic_file(given.out) as temporary:
+    options = parser.parse_args(arguments)
+    pictures = options.out.parent / "pictures" / "suites"
+    text = results_page(options.results, pictures=pictures, link="pictures/suites/")
+    with atomic_file(options.out) as temporary:
         temporary.write_text(text, encoding="utf-8")
-    print(given.out)
+    print(options.out)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
-"""docs/results.md: tables from made results files, claims tested and put into words, and the page in the tree."""
+"""docs/results.md: tables from made-up results files, tested claims, and the page in the tree."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -13,19 +14,19 @@ from nearkin.benchmark.runner import SuiteResults
 from nearkin.benchmark.suite import load_suite
 from nearkin.cli.benchmark import parse_seeds
 from nearkin.evaluation.statistics import Comparison
-from tools.results_page import boards, changed_settings, main, results_page
+from tools.results_page import changed_settings, main, measured_suites, results_page
 
 ROOT = Path(nearkin.__file__).parents[2]
 EVERY = "cub_lite0"  # the suite with all methods
 
 
-def line(cell, scores, **more):
+def line(run, scores, **more):
     record = {
-        "id": cell.id, "data": cell.data, "method": cell.description["method"], "seed": cell.seed, "scores": scores,
+        "id": run.id, "data": run.data, "method": run.description["method"], "seed": run.seed, "scores": scores,
         "before": scores, "select": "last", "seconds": 70.0, "wall": 75.0, "images_per_second": 8000.0,
         "commit": "0123456789abcdef", "hardware": "One GPU", "precision": "bf16", "compile": True,
         "versions": {"torch": "2.11"},
-        "settings": cell.description,
+        "settings": run.description,
     }  # fmt: skip
     return json.dumps(record | more) + "\n"
 
@@ -37,12 +38,10 @@ def fill(folder, suite, values, *, settings=None, metrics=("R@1", "MAP@R"), file
     path = folder / suite / file
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w") as out:
-        for cell in planned.runs:
-            own = values.get(cell.row, ())
-            if cell.seed < len(own) and data in (None, cell.data):
-                out.write(
-                    line(cell, {m: own[cell.seed] - (40 if m == "MAP@R" else 0) for m in metrics}, **(more or {}))
-                )
+        for run in planned.runs:
+            own = values.get(run.row, ())
+            if run.seed < len(own) and data in (None, run.data):
+                out.write(line(run, {m: own[run.seed] - (40 if m == "MAP@R" else 0) for m in metrics}, **(more or {})))
     return planned
 
 
@@ -64,15 +63,15 @@ def page(tmp_path):
 
 
 def rows(page):
-    """The first table of a text: row → column → cell."""
+    """The first table of a text: row → column → run."""
     lines = page[page.index("\n| ") :].split("\n\n")[0].strip().splitlines()
     header, _, *cells = [[c.strip() for c in x.split("|")[1:-1]] for x in lines]
     return {row[0]: dict(zip(header, row, strict=True)) for row in cells}
 
 
 def section(page, title):
-    """From a heading to the next one like it."""
-    return page[page.index(f"\n## {title}") :].split("\n## ")[1]
+    """From a heading of a suite to the next heading."""
+    return re.split(r"\n##+ (?!On )", page[page.index(f"\n### {title}") :])[1]
 
 
 def test_the_table_is_sorted_and_marked_and_timed(page):
@@ -92,38 +91,38 @@ def test_the_table_is_sorted_and_marked_and_timed(page):
     assert page.count("by a paired t-test over shared seeds, with Holm's correction") == 1
 
 
-def test_the_page_begins_with_every_method_and_the_claims(tmp_path):
+def test_the_page_has_three_layers(tmp_path):
     fill(tmp_path, "claims_glyphs", {"proxy_anchor": ANCHOR})  # before it in the alphabet
     fill(tmp_path, EVERY, {"proxy_anchor": ANCHOR})
     fill(tmp_path, "vcpa_lite0", {"PA": ANCHOR})
-    headings = [x for x in results_page(tmp_path).splitlines() if x.startswith("## ")]
-    assert [h.split(" ")[1] for h in headings] == ["Every", "Which", "The", "VCPA"]
+    headings = [x for x in results_page(tmp_path).splitlines() if x.startswith(("## ", "### "))]
+    assert [h.split(" ")[1] for h in headings] == ["In", "Tables", "Every", "Which", "All", "The", "VCPA"]
 
 
-def test_a_run_that_two_suites_share_is_a_row_in_one_of_them(tmp_path):
+def test_a_run_shared_by_two_suites_belongs_to_a_row(tmp_path):
     fill(tmp_path, "proxy_isa_lite0", {"Proxy-ISA, fair": ANCHOR})
     path = tmp_path / "mpa_table7" / "r.jsonl"
     path.parent.mkdir()
     path.write_text((tmp_path / "proxy_isa_lite0" / "results.jsonl").read_text())
-    assert "no row of a suite any more" not in results_page(tmp_path)
+    assert "belong to no row of a suite" not in results_page(tmp_path)
 
 
-def test_a_row_that_training_harmed_is_named(tmp_path):
+def test_a_row_that_is_lower_after_training_is_named(tmp_path):
     before = {"R@1": 65.0, "MAP@R": 15.0}
     values = {"proxy_anchor": (66.0, 66.4, 65.8), "vcpa, tau 0.01": (64.0, 64.5, 63.9), "margin": (60.0, 61.0, 60.5)}
     fill(tmp_path, EVERY, values, more={"before": before})
     text = results_page(tmp_path)
-    assert "Training left below the network as it began" not in text  # by MAP@R, 20 and more
+    assert "Lower after training than before: vcpa, tau 0.01; margin" not in text  # by MAP@R, 20 and more
     assert "(cub_lite0, cub, the last epoch): −1.93 " in text
-    assert "Training left vcpa, tau 0.01 below the untrained network." in text
+    assert "Lower after training than before: vcpa, tau 0.01." in text
 
 
 def test_the_table_is_put_into_words(page):
-    words = "In words: by MAP@R mpa, K = 10 are above and soft_triple, K = 10; mpa_ap, K = 10 are below proxy_anchor"
+    words = ":** by MAP@R mpa, K = 10 are above and soft_triple, K = 10; mpa_ap, K = 10 are below proxy_anchor"
     assert words.replace(" are above", " is above") in page
 
 
-def test_an_epoch_chosen_on_test_is_said(tmp_path):
+def test_an_epoch_chosen_on_the_test_set_is_named(tmp_path):
     fill(tmp_path, "profs_lite0", {"C-PROFS": ANCHOR, "Contrastive-Hard": ANCHOR}, more={"select": "test"})
     text = results_page(tmp_path)
     assert "What chose our epoch: the best ON THE TEST SET." in section(text, "PROFS on CUB")
@@ -136,7 +135,7 @@ def test_the_command_of_one_seed_runs_that_seed(tmp_path):
     assert parse_seeds(command.strip("`").split("--seeds ")[1]) == [0]
 
 
-def test_honesty_lines_and_what_is_missing(page):
+def test_notes_and_unmeasured_rows(page):
     page = section(page, "Every method on CUB")
     assert "`nearkin bench cub_lite0 --data cub:PATH --seeds 0,1,2,3`" in page
     assert "Ours: lite0 (default weights); 224 px; 512-d" in page
@@ -147,7 +146,7 @@ def test_honesty_lines_and_what_is_missing(page):
     assert "proxy_anchor" not in missing
     assert "| triplet, all |" not in page
     assert "triplet, all: CCP's margin" not in page
-    assert "### On cub\n" in page
+    assert "#### On cub\n" in page
 
 
 # Claims.
@@ -160,12 +159,12 @@ def claims_of(page):
     cells = [[c.strip() for c in x.split("|")[1:-1]] for x in lines]
     sentences = {}
     for block in text.split("\n**")[1:]:
-        head, *own = block.rstrip().split("\n- ")
+        head, *own = block.split("\n</details>")[0].rstrip().split("\n- ")
         sentences[head.split("**")[0].split(": ", 1)[1]] = own
     return {words: (verdict, counts, sentences.get(words, [])) for _, words, _, verdict, *counts in cells}
 
 
-def test_claims_are_tested_and_put_into_words(page):
+def test_claims_are_tested(page):
     found = claims_of(page)
     assert set(found) == {claim.words for claim in CLAIMS}
     verdict, counts, (sentence,) = found["MPA is above Proxy-Anchor"]
@@ -182,14 +181,14 @@ def test_claims_are_tested_and_put_into_words(page):
         assert found[words] == ("not measured yet", [""] * 4, [])
 
 
-def test_with_no_results_every_claim_is_said_not_to_be_measured(tmp_path):
+def test_without_results_no_claim_is_measured(tmp_path):
     found = claims_of(results_page(tmp_path))
     assert set(found) == {claim.words for claim in CLAIMS}
     assert all(said == ("not measured yet", [""] * 4, []) for said in found.values())
 
 
 def measured(folder):
-    return [found.board for found in boards(folder)]
+    return [found.results for found in measured_suites(folder)]
 
 
 def test_p_values_are_holms_over_the_pairs_of_a_claim(tmp_path):
@@ -201,7 +200,7 @@ def test_p_values_are_holms_over_the_pairs_of_a_claim(tmp_path):
     assert tested == pytest.approx({"VCPA, tau 0.01": 2 * raw[0], "VCPA, batch positives": max(raw[1], 2 * raw[0])})
 
 
-def test_a_claim_is_tested_in_every_suite_and_on_like_settings_only(tmp_path):
+def test_a_claim_is_tested_in_every_suite_on_rows_with_the_same_settings(tmp_path):
     isa = dict.fromkeys(load_suite("proxy_isa_lite0").rows, ANCHOR)
     fill(tmp_path, "proxy_isa_lite0", isa)
     fill(tmp_path, EVERY, {"proxy_anchor": ANCHOR, "proxy_isa": (67.0, 67.5, 66.6, 67.0)})
@@ -212,18 +211,18 @@ def test_a_claim_is_tested_in_every_suite_and_on_like_settings_only(tmp_path):
         ("proxy_isa_lite0", "Proxy-ISA, fair", "Proxy-Anchor, fair"),
         ("proxy_isa_lite0", "Proxy-ISA, exceptional", "Proxy-Anchor, exceptional"),
     }
-    assert in_words(tested) == "holds here"  # the pairs that are all alike are no test
-    assert "cannot be tested, all seeds differ alike." in results_page(tmp_path)
+    assert in_words(tested) == "holds here"  # constant differences cannot be tested
+    assert "cannot be tested, all seeds differ by the same amount." in results_page(tmp_path)
 
 
-def test_curves_are_asked_only_by_claims_that_name_them(tmp_path):
+def test_curves_are_used_only_by_claims_that_name_them(tmp_path):
     fill(tmp_path, "vcpa_fig4", {"PA, batch 30": ANCHOR, "VCPA, batch 30": ANCHOR, "PA, batch 60": ANCHOR})
     plain, small = CLAIMS[0], next(c for c in CLAIMS if c.suite == "vcpa_fig4")
     assert check_claim(plain, measured(tmp_path)) == []
     assert [(t.row, t.base) for t in check_claim(small, measured(tmp_path))] == [("VCPA, batch 30", "PA, batch 30")]
 
 
-def test_a_variant_of_a_method_is_no_test_of_its_claim(tmp_path):
+def test_variants_of_a_method_are_not_used_for_its_claim(tmp_path):
     suite = load_suite("vcpa_why")
     variants = {name for name, row in suite.rows.items() if row.variant}
     assert "vcpa, first order" in variants
@@ -248,7 +247,7 @@ def test_an_option_is_compared_with_the_same_method_without_it(tmp_path):
     }
 
 
-def test_one_seed_tests_nothing(tmp_path):
+def test_one_seed_cannot_be_tested(tmp_path):
     fill(tmp_path, EVERY, {"proxy_anchor": (66.0,), "mpa, K = 10": (70.0,)})
     text = results_page(tmp_path)
     verdict, counts, (sentence,) = claims_of(text)["MPA is above Proxy-Anchor"]
@@ -268,7 +267,7 @@ def test_one_seed_tests_nothing(tmp_path):
         ([0, None], "not shown"),
     ],
 )
-def test_several_pairs_are_put_into_one_sentence(verdicts, words):
+def test_the_verdict_over_several_pairs(verdicts, words):
     test = {
         +1: Comparison(3, 1.0, 0.5, 1.5, 0.01, 2.0),
         -1: Comparison(3, -1.0, -1.5, -0.5, 0.01, -2.0),
@@ -296,7 +295,7 @@ def test_every_claim_has_rows_to_test_it_on(claim):
 # Sections.
 
 
-def test_a_section_a_suite_with_another_backbone_read_off_the_runs(tmp_path):
+def test_changed_settings_are_read_off_the_runs(tmp_path):
     fill(tmp_path, "mpa_table7", {"K = 1": (60.0, 61.0), "K = 4": (62.0, 62.5)}, settings={"backbone": "lite0"})
     fill(tmp_path, EVERY, {"proxy_anchor": ANCHOR})
     text = results_page(tmp_path)
@@ -305,35 +304,35 @@ def test_a_section_a_suite_with_another_backbone_read_off_the_runs(tmp_path):
     assert rows(section(text, "MPA, Table 7"))["K = 4"]["R@1 ours"] == "62.25 ± 0.25"
 
 
-def test_a_papers_number_of_another_network_is_warned_about_where_the_suite_has_ours(tmp_path):
+def test_published_numbers_of_another_network_have_a_warning(tmp_path):
     fill(tmp_path, "proxy_isa_lite0", dict.fromkeys(load_suite("proxy_isa_lite0").rows, ANCHOR))
     assert "Our network (lite0) is not the paper's (bn_inception)" in results_page(tmp_path)
 
 
-def test_files_made_differently_are_tables_of_their_own(tmp_path):
+def test_files_made_with_other_settings_have_their_own_table(tmp_path):
     for backbone in ("lite0", "lite1"):
         values = {"K = 1": (60.0,), "K = 4": (61.0,)}
         fill(tmp_path, "mpa_table7", values, settings={"backbone": backbone}, file=f"{backbone}.jsonl")
-    found = list(boards(tmp_path))
-    assert [f.board.planned.overrides["backbone"] for f in found] == ["lite0", "lite1"]
-    assert all(not f.strangers for f in found)
-    assert results_page(tmp_path).count("\n## MPA, Table 7") == 2
+    found = measured_suites(tmp_path)
+    assert [f.results.planned.overrides["backbone"] for f in found] == ["lite0", "lite1"]
+    assert all(not f.unknown_runs for f in found)
+    assert results_page(tmp_path).count("\n### MPA, Table 7") == 2
 
 
-def test_a_setting_that_is_no_more_is_no_change(tmp_path):
+def test_a_removed_setting_is_not_a_change(tmp_path):
     planned = fill(tmp_path, "mpa_table7", {"K = 1": (60.0,)})
-    runs = [{"settings": {**cell.description, "gone": 3}, "data": cell.data} for cell in planned.runs]
+    runs = [{"settings": {**run.description, "gone": 3}, "data": run.data} for run in planned.runs]
     assert changed_settings(load_suite("mpa_table7"), runs) == {}
 
 
-def test_a_setting_younger_than_a_run_was_off_in_it():
+def test_a_setting_newer_than_a_run_counts_as_off():
     suite = load_suite("ccp_lite0")
-    old = [{k: v for k, v in cell.description.items() if k != "own_seeds"} for cell in plan_suite(suite).runs]
+    old = [{k: v for k, v in run.description.items() if k != "own_seeds"} for run in plan_suite(suite).runs]
     changed = changed_settings(suite, [{"settings": settings, "data": "cub"} for settings in old])
     assert changed == {"own_seeds": False}
-    ids = {cell.id for cell in plan_suite(suite, settings=changed).runs}
+    ids = {run.id for run in plan_suite(suite, settings=changed).runs}
     assert ids == {run_id(settings) for settings in old}
-    assert not ids & {cell.id for cell in plan_suite(suite).runs}
+    assert not ids & {run.id for run in plan_suite(suite).runs}
 
 
 def test_a_single_sub_problem_is_compared_with_many_around_the_same_loss():
@@ -344,7 +343,7 @@ def test_a_single_sub_problem_is_compared_with_many_around_the_same_loss():
     assert found == [(f"{loss}-CCP", f"{loss}-Proxy") for loss in losses]
 
 
-def test_two_files_made_alike_are_one_table(tmp_path):
+def test_two_files_made_with_the_same_settings_are_one_table(tmp_path):
     fill(tmp_path, "vcpa_lite0", {"PA": (66.0, 66.4)}, file="one.jsonl")
     fill(tmp_path, "vcpa_lite0", {"VCPA, tau 0.01": (66.5, 66.2)}, file="other.jsonl")
     text = results_page(tmp_path)
@@ -355,28 +354,28 @@ def test_two_files_made_alike_are_one_table(tmp_path):
     assert f"{runs - 4} of {runs} runs are not finished: not run yet." in text
 
 
-def test_what_rows_differ_in_is_not_taken_for_a_change():
+def test_settings_in_which_rows_differ_are_not_a_change():
     suite = load_suite("vcpa_fig3")
     planned = plan_suite(suite, seeds=1)
-    one = [cell for cell in planned.runs if cell.row == "PA, 10 %"]
-    runs = [{"settings": cell.description, "data": cell.data} for cell in one]
+    one = [run for run in planned.runs if run.row == "PA, 10 %"]
+    runs = [{"settings": run.description, "data": run.data} for run in one]
     assert changed_settings(suite, runs) == {}
     assert changed_settings(suite, []) == {}
 
 
-def test_runs_of_no_row_are_counted(tmp_path):
+def test_runs_that_belong_to_no_row_are_counted(tmp_path):
     fill(tmp_path, EVERY, {"proxy_anchor": ANCHOR})
     path = tmp_path / EVERY / "results.jsonl"
     lines = path.read_text().splitlines()
     path.write_text("\n".join([*lines, lines[0].replace('"id": "', '"id": "x')]) + "\n")
-    assert "- 1 runs in the files are no row of a suite any more" in results_page(tmp_path)
+    assert "- 1 runs in the files belong to no row of a suite" in results_page(tmp_path)
 
 
 def test_suites_with_a_figure_have_it_drawn(tmp_path, monkeypatch):
     import tools.results_page as module
 
     drawn = [Path("mpa-cub.png"), Path("mpa-cub.svg")]
-    monkeypatch.setattr(module, "write_figures", lambda _board, _out: drawn)
+    monkeypatch.setattr(module, "write_figures", lambda _results, _out: drawn)
     fill(tmp_path, EVERY, {"proxy_anchor": ANCHOR})
     text = results_page(tmp_path, pictures=tmp_path / "pictures", link="pictures/suites/")
     assert text.count("](pictures/suites/mpa-cub.svg)") == 1
@@ -389,10 +388,10 @@ def test_the_command_writes_the_page(tmp_path, capsys):
     assert "No method has been measured on CUB yet." in results_page(tmp_path / "nothing")
 
 
-def test_the_page_in_the_tree_is_what_the_results_say(tmp_path):
-    results = ROOT / "benchmarks" / "results"
-    made = results_page(results, pictures=tmp_path, link="pictures/suites/")
-    assert (ROOT / "docs" / "results.md").read_text() == made, "run python -m nearkin.report.results_page"
+def test_the_page_in_the_tree_is_current(tmp_path):
+    folder = ROOT / "benchmarks" / "results"
+    made = results_page(folder, pictures=tmp_path, link="pictures/suites/")
+    assert (ROOT / "docs" / "results.md").read_text() == made, "run python -m tools.results_page"
     drawn = {path.name for path in tmp_path.iterdir()}
-    there = ROOT / "docs" / "pictures" / "suites"
-    assert drawn == ({path.name for path in there.iterdir()} if there.exists() else set())
+    committed = ROOT / "docs" / "pictures" / "suites"
+    assert drawn == ({path.name for path in committed.iterdir()} if committed.exists() else set())

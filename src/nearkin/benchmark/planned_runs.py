@@ -116,7 +116,7 @@ def describe(settings: Mapping[str, Any], *, data: str) -> Json:
     resolved = dataclasses.asdict(plan) | {
         "data": data,
         "method": _spec(built.spec),
-        "space": built.space,
+        "space": str(built.space.value),
         "size": plan.size or default_size,
         "weights": _weights(plan.weights),
         "images_per_class": built.images_per_class if plan.images_per_class < 0 else plan.images_per_class,
