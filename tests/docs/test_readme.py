@@ -21,7 +21,7 @@ from nearkin.methods.losses import LOSSES
 from nearkin.methods.strategies import STRATEGIES
 from nearkin.networks.backbones import BACKBONES
 from tools import docs
-from tools.results_page import boards
+from tools.results_page import measured_suites
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
@@ -153,7 +153,7 @@ def test_the_ccp_page_quotes_the_file_on_heads():
 @pytest.mark.parametrize(("paper", "page", "pairs"), [("CCP", "ccp", 6), ("Proxy-ISA", "proxy_isa", 1)])
 def test_pages_quote_the_tested_claims(paper, page, pairs):
     text = (ROOT / "docs" / f"{page}.md").read_text()
-    measured = [found.board for found in boards(ROOT / "benchmarks" / "results")]
+    measured = [suite.results for suite in measured_suites(ROOT / "benchmarks" / "results")]
     tested = [t for c in CLAIMS if c.paper == paper for t in check_claim(c, measured) if t.suite == "cub_lite0"]
     testable = [each for each in tested if each.test.n > 1]
     assert len(testable) == pairs
