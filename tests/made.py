@@ -1,4 +1,4 @@
-"""Run folders and images made for tests, without training: a small random network is a model, too."""
+"""Run folders and images for tests: models are small random networks."""
 
 import dataclasses
 from pathlib import Path
@@ -16,7 +16,7 @@ from nearkin.training.run_folder import RunFolder
 
 
 def make_run(folder: Path, *, names: tuple[str, ...] = (), seed: int = 0, **settings: Any) -> Path:
-    """A run folder with random weights."""
+    """Write a run folder with random weights."""
     plan = make_plan({"dim": 8, "device": "cpu", **settings}, backbone_settings("conv4"))
     torch.manual_seed(seed)
     embedder = build_embedder(plan, "cosine")
@@ -30,7 +30,7 @@ def make_run(folder: Path, *, names: tuple[str, ...] = (), seed: int = 0, **sett
 
 
 def make_ensemble(folder: Path, *, parts: int = 2, **settings: Any) -> Path:
-    """The folder of a cross-validation with random weights."""
+    """Write the folder of a cross-validation with random weights."""
     names = [f"fold-{number + 1}" for number in range(parts)]
     for seed, name in enumerate(names):
         make_run(folder / name, seed=seed, **settings)
@@ -39,7 +39,7 @@ def make_ensemble(folder: Path, *, parts: int = 2, **settings: Any) -> Path:
 
 
 def make_images(folder: Path, *, classes: int = 3, each: int = 4, seed: int = 0) -> list[Path]:
-    """A folder a class with small pictures in it: the large patches of the class, and a little noise."""
+    """Write one folder of small images per class: large patches that are the same within a class, and some noise."""
     rng = np.random.default_rng(seed)
     paths = []
     for c in range(classes):

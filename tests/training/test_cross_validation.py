@@ -1,4 +1,4 @@
-"""Cross-validation over classes: who trains on what, the two kinds of scores, one model of all, resume, suites."""
+"""Cross-validation over classes: splits, scores of single and joined models, resume, suites."""
 
 import json
 import os
@@ -52,7 +52,7 @@ def test_each_fold_trains_on_all_blocks_but_one(done):
     assert len(run.parts()) == 3
 
 
-def test_scores_are_the_mean_of_the_models_and_those_of_all_as_one(done):
+def test_scores_are_those_of_single_and_joined_models(done):
     (run,) = done.runs
     result = read_json(run.result)
     assert tuple(result["scores"]) == NAMES
@@ -69,7 +69,7 @@ def test_scores_are_the_mean_of_the_models_and_those_of_all_as_one(done):
     assert result["queries"] == len(test)
 
 
-def test_all_models_load_as_one(done):
+def test_all_folds_load_as_one_model(done):
     (run,) = done.runs
     model = nk.load(run.path, device="cpu")
     test = nk.load_dataset(DATA).test
@@ -86,7 +86,7 @@ def test_all_models_load_as_one(done):
     assert fingerprint(run.path) not in {fingerprint(part.path) for part in run.parts()}
 
 
-def test_all_models_search_as_one(done, tmp_path):
+def test_all_folds_search_as_one_model(done, tmp_path):
     """Hits are the nearest by the embeddings side by side, as points of the ball."""
     (run,) = done.runs
     make_images(tmp_path / "images", classes=4, each=3)
@@ -103,7 +103,7 @@ def test_all_models_search_as_one(done, tmp_path):
     assert [[hit.id for hit in answer.hits] for answer in answers] == [[paths[j] for j in row] for row in near.tolist()]
 
 
-def test_what_was_measured_is_measured_again(done):
+def test_measuring_again_gives_the_same_scores(done):
     (run,) = done.runs
     result = read_json(run.result)
     scores = measure_run(run.path, device="cpu")
@@ -116,14 +116,14 @@ def test_what_was_measured_is_measured_again(done):
         measure_run(run.path, metrics=("R@4 512-d",), device="cpu")
 
 
-def test_a_table_of_both_kinds(done):
+def test_a_table_of_single_and_joined_models(done):
     header, rows = score_rows(done)
     assert header == ["", "P@1", "P@R", "MAP@R"]
     assert [row[0] for row in rows] == ["mean of 3 models, 8-d", "side by side, 24-d"]
     assert rows[1][3] == f"{read_json(done.runs[0].result)['scores']['MAP@R 24-d']:.2f}"
 
 
-def test_no_two_folds_begin_alike_unless_that_is_asked_for(done, tmp_path):
+def test_folds_start_from_different_weights_unless_they_share_a_seed(done, tmp_path):
     def heads(run):
         return [load_untrained(part.path, device="cpu").embedder.head.linear.weight for part in run.parts()]
 
@@ -135,7 +135,7 @@ def test_no_two_folds_begin_alike_unless_that_is_asked_for(done, tmp_path):
     assert torch.equal(a, c)
 
 
-def test_one_fold_by_itself_is_that_of_the_cross_validation(done, tmp_path):
+def test_one_fold_alone_equals_that_of_the_cross_validation(done, tmp_path):
     (run,) = done.runs
     one = nk.train(**TINY, folds=3, fold=2, space="ball", check_every=5, metrics=NAMES[:3], out=tmp_path / "one")
     assert read_json(one.result)["scores"] == read_json(run.parts()[1].result)["scores"]
@@ -153,7 +153,7 @@ def test_folds_share_the_images_of_a_fraction():
     assert torch.equal(first, second)
 
 
-def test_a_resumed_cross_validation_knows_how_many_repeats_were_asked_for(tmp_path):
+def test_a_resumed_cross_validation_remembers_the_number_of_repeats(tmp_path):
     small = {**TINY, "epochs": 1, "folds": 2}
     two = cross_validate(**small, repeats=2, out=tmp_path / "cv")
     two.runs[1].result.unlink()
@@ -172,7 +172,7 @@ def test_settings_that_cannot_work_leave_no_folder(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
 
 
-def test_models_that_are_not_trained_are_measured_as_well(tmp_path):
+def test_untrained_models_are_measured_too(tmp_path):
     (run,) = cross_validate(**{**TINY, "epochs": 0}, folds=2, out=tmp_path / "cv").runs
     result = read_json(run.result)
     assert "held_out" not in result
@@ -202,7 +202,7 @@ def test_repeats_are_other_seeds_and_may_be_added(done, monkeypatch):
     assert cross_validate(out=run.path, resume=True, repeats=3).scores == three.scores
 
 
-def test_a_run_stopped_in_a_fold_goes_on_there_bit_for_bit(tmp_path, monkeypatch):
+def test_a_run_interrupted_in_a_fold_resumes_there_bit_for_bit(tmp_path, monkeypatch):
     settings = {**TINY, "folds": 2}
     whole = nk.train(**settings, out=tmp_path / "whole")
     training = sys.modules["nearkin.training.loop"].Training
@@ -246,13 +246,13 @@ def test_a_run_stopped_in_a_fold_goes_on_there_bit_for_bit(tmp_path, monkeypatch
         ({"folds": 4, "batch": 13}, "does not divide"),
     ],
 )
-def test_what_cannot_be_is_a_sentence_and_leaves_no_run(tmp_path, settings, sentence):
+def test_impossible_folds_are_refused_and_leave_no_run(tmp_path, settings, sentence):
     with pytest.raises(nk.NearkinError, match=sentence):
         nk.train(**{**TINY, **settings}, out=tmp_path / "run")
     assert not (tmp_path / "run" / "config.json").exists()
 
 
-def test_what_is_no_cross_validation_is_a_sentence(tmp_path, done):
+def test_wrong_arguments_of_a_cross_validation_are_refused(tmp_path, done):
     with pytest.raises(nk.NearkinError, match="not a cross-validation"):
         cross_validate(out=done.runs[0].parts()[0].path, resume=True)
     with pytest.raises(nk.NearkinError, match="repeats must be at least 1"):
@@ -316,7 +316,7 @@ def test_a_suite_of_folds(tmp_path, monkeypatch):
     assert 0 < more.runs[more.planned.runs[0].id]["scores"]["P@3 16-d"] < 100
 
 
-def test_the_command(tmp_path):
+def test_the_cv_command(tmp_path):
     import subprocess
 
     def nearkin(*arguments):

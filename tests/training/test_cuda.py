@@ -1,4 +1,4 @@
-"""On a GPU: no method waits for the device in its step, and training, evaluation and resume work there."""
+"""On a GPU: no step waits for the device; training, evaluation and resume work."""
 
 import os
 import signal

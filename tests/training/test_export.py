@@ -1,4 +1,4 @@
-"""Exported models: the same embeddings elsewhere, for any batch, from a picture by the description inside alone."""
+"""Exported models: the same embeddings for any batch, and a description sufficient for preprocessing."""
 
 import dataclasses
 import json
@@ -109,7 +109,7 @@ def test_a_picture_can_be_embedded_from_the_description_alone(runs, files, name,
     assert about["output"]["shape"] == ["batch", 24]
 
 
-def test_the_description_tells_bgr(runs):
+def test_the_description_names_bgr(runs):
     model = nk.load(runs["lite0"], device="cpu")
     assert describe(model)["channel_order"] == "RGB"
     model.embedder.trunk.normalise = CAFFE
@@ -117,7 +117,7 @@ def test_the_description_tells_bgr(runs):
     assert describe(model)["mean"] == list(CAFFE.mean)
 
 
-def test_the_file_is_whole_and_says_nothing_of_the_machine(files, tmp_path):
+def test_the_file_is_complete_and_names_no_paths(files, tmp_path):
     path = files["lite0"].path
     assert [p.name for p in path.parent.iterdir() if p.name.startswith("lite0")] == ["lite0.onnx"]
     content = path.read_bytes()
@@ -147,7 +147,7 @@ def test_folds_become_one_file(tmp_path):
     np.testing.assert_allclose(theirs, ours, atol=1e-4)
 
 
-def test_a_torch_program_gives_our_embeddings(runs, tmp_path):
+def test_a_torch_program_computes_our_embeddings(runs, tmp_path):
     done = export(runs["conv4"], tmp_path / "model.pt2")
     extra = {"nearkin.json": ""}
     program = torch.export.load(done.path, extra_files=extra)  # torch's own reader; nearkin itself never reads one
@@ -158,7 +158,7 @@ def test_a_torch_program_gives_our_embeddings(runs, tmp_path):
         torch.testing.assert_close(program.module()(inputs[:count]), ours[:count], atol=1e-4, rtol=0)
 
 
-def test_a_trained_run_is_checked_on_images_of_ones_own(tmp_path):
+def test_an_export_can_be_checked_on_given_images(tmp_path):
     run = nk.train(data="glyphs(classes=48, samples=6)", epochs=1, batch=24, dim=16, device="cpu", out=tmp_path / "run")
     letters = nk.load_dataset("glyphs(classes=48, samples=6)").test.sources
     paths = [tmp_path / f"{n}.png" for n in range(5)]
@@ -182,7 +182,7 @@ def test_a_file_that_differs_is_not_written(runs, tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_difference_that_is_no_number_is_refused(runs, tmp_path, monkeypatch):
+def test_a_difference_of_nan_is_refused(runs, tmp_path, monkeypatch):
     monkeypatch.setitem(
         WRITERS, ".onnx", lambda _program, path, _about: path.touch() or (lambda x: x.flatten(1)[:, :24] * torch.nan)
     )
@@ -190,7 +190,7 @@ def test_a_difference_that_is_no_number_is_refused(runs, tmp_path, monkeypatch):
         export(runs["conv4"], tmp_path / "wrong.onnx")
 
 
-def test_what_is_wrong_is_a_sentence(runs, tmp_path, monkeypatch):
+def test_wrong_arguments_are_refused(runs, tmp_path, monkeypatch):
     with pytest.raises(NearkinError, match=r"\.onnx or \.pt2"):
         export(runs["conv4"], tmp_path / "model.txt")
     with pytest.raises(NearkinError, match="run folder"):

@@ -1,4 +1,4 @@
-"""The loop end to end on a handful of glyphs: scores, selection, resume after a kill, sentences for what goes wrong."""
+"""Training end to end on a few glyphs: scores, selection, resume after a kill, errors."""
 
 import copy
 import io
@@ -20,8 +20,10 @@ import nearkin as nk
 from nearkin.console import Reporter
 from nearkin.files import read_json, read_tensors
 from nearkin.space import Space
+from nearkin.training.images import measure
 from nearkin.training.launch import build_training
 from nearkin.training.loop import Training
+from nearkin.training.measure_run import embed_test
 from nearkin.training.plan import make_plan
 from nearkin.training.run_folder import RunFolder
 
@@ -37,7 +39,7 @@ def same(a: RunFolder, b: RunFolder) -> bool:
     return first.keys() == second.keys() and all(torch.equal(first[k], second[k]) for k in first)
 
 
-def test_a_run_folder_holds_all_there_is_to_know(tmp_path):
+def test_a_run_folder_is_complete(tmp_path):
     run = nk.train(**TINY, out=tmp_path / "run", evaluate_every=2)
     config, result = read_json(run.config), read_json(run.result)
     assert config["plan"]["method"] == "proxy_anchor"
@@ -66,6 +68,17 @@ def test_a_loaded_model_embeds_as_the_run_measured(tmp_path):
     assert nk.evaluate(x, test.labels, metrics=("R@1",))["R@1"] == read_json(run.result)["scores"]["R@1"]
 
 
+def test_the_embedded_test_set_is_handed_over(tmp_path):
+    tested = []
+    run = nk.train(**TINY, method="n_pair", out=tmp_path / "run", after_test=tested.append)
+    (embedded,) = tested
+    assert measure(embedded, ("R@1",))["R@1"] == read_json(run.result)["scores"]["R@1"]
+    again = embed_test(run.path, device="cpu")
+    torch.testing.assert_close(embedded.model.space.project(embedded.x), again.x)
+    nk.train(out=run.path, resume=True, after_test=tested.append)
+    assert len(tested) == 1, "a finished run is not measured again"
+
+
 def test_damaged_images_are_named_left_out_and_counted(tmp_path):
     images = make_images(tmp_path / "photos", classes=8, each=4)
     damaged = [images[0], images[-1]]  # one of the classes that train, one of those that test
@@ -84,10 +97,10 @@ def test_damaged_images_are_named_left_out_and_counted(tmp_path):
     assert result["queries"] + result["left_out"] == 4 * 4 - 1
 
 
-def test_what_is_trained_by_inner_products_is_measured_by_the_cosine(tmp_path, monkeypatch):
+def test_training_by_inner_products_is_measured_by_cosine(tmp_path, monkeypatch):
     trained_on = []
-    own = type(nk.method("n_pair", classes=2, dim=2))
-    monkeypatch.setattr(own, "after_step", lambda _, step: trained_on.append(step.x.detach().norm(dim=1)))
+    kind = type(nk.method("n_pair", classes=2, dim=2))
+    monkeypatch.setattr(kind, "after_step", lambda _, step: trained_on.append(step.x.detach().norm(dim=1)))
     run = nk.train(**TINY, method="n_pair", out=tmp_path / "run")
     model = nk.load(run.path, device="cpu")
     test = nk.load_dataset(TINY["data"]).test
@@ -99,51 +112,51 @@ def test_what_is_trained_by_inner_products_is_measured_by_the_cosine(tmp_path, m
     assert measured == pytest.approx(nk.evaluate(x, test.labels)["MAP@R"], abs=1e-3)
 
 
-def seen_at_the_start(monkeypatch: pytest.MonkeyPatch, **settings: object) -> tuple[dict[str, torch.Tensor], float]:
-    """The network as its method is bound to it, and how long the embeddings of the first step are."""
-    own, bound, lengths = type(nk.method(str(settings["method"]), classes=2, dim=2)), {}, []
+def seen_at_start(monkeypatch: pytest.MonkeyPatch, **settings: object) -> tuple[dict[str, torch.Tensor], float]:
+    """The state of the network when its method is bound, and the mean norm of the first embeddings."""
+    kind, bound, norms = type(nk.method(str(settings["method"]), classes=2, dim=2)), {}, []
     with monkeypatch.context() as patch:
-        patch.setattr(own, "bind", lambda _, model: bound.update(copy.deepcopy(model.state_dict())))
-        patch.setattr(own, "after_step", lambda _, step: lengths.append(step.x.detach().norm(dim=1).mean().item()))
+        patch.setattr(kind, "bind", lambda _, model: bound.update(copy.deepcopy(model.state_dict())))
+        patch.setattr(kind, "after_step", lambda _, step: norms.append(step.x.detach().norm(dim=1).mean().item()))
         nk.train(**{**TINY, "epochs": 1, "augment": "none", **settings})
-    return bound, lengths[0]
+    return bound, norms[0]
 
 
-def test_every_space_that_keeps_the_length_has_one_to_begin_with():
+def test_every_space_without_a_fixed_norm_has_an_initial_norm():
     assert all((space.initial_norm is None) == (space.norm_floor is not None) for space in Space)
 
 
 @pytest.mark.parametrize(
-    ("method", "short"), [("lifted", Space.EUCLIDEAN.initial_norm), ("n_pair", Space.INNER.initial_norm)]
+    ("method", "norm"), [("lifted", Space.EUCLIDEAN.initial_norm), ("n_pair", Space.INNER.initial_norm)]
 )
 @pytest.mark.parametrize("pool", ["max", "avg+max"])
-def test_embeddings_that_keep_their_length_begin_short_however_they_are_pooled(
-    tmp_path, monkeypatch, method, short, pool
+def test_unnormalised_embeddings_start_with_the_initial_norm_for_every_pooling(
+    tmp_path, monkeypatch, method, norm, pool
 ):
-    bound, length = seen_at_the_start(monkeypatch, method=method, pool=pool, out=tmp_path / "short")
-    assert length == pytest.approx(short, rel=0.1)
+    bound, first_norm = seen_at_start(monkeypatch, method=method, pool=pool, out=tmp_path / "rescaled")
+    assert first_norm == pytest.approx(norm, rel=0.1)
     means = [t for name, t in bound.items() if name.endswith("running_mean")]
     assert means
-    assert not any(t.any() for t in means)  # the look that measured the length has left no trace
-    as_it_comes, length = seen_at_the_start(
-        monkeypatch, method=method, pool=pool, short_start=False, out=tmp_path / "long"
+    assert not any(t.any() for t in means)  # measuring the norm left no trace
+    unscaled, first_norm = seen_at_start(
+        monkeypatch, method=method, pool=pool, short_start=False, out=tmp_path / "unscaled"
     )
-    assert length != pytest.approx(short, rel=0.3)
-    scale = bound["head.linear.weight"] / as_it_comes["head.linear.weight"]  # before the method made copies of it
+    assert first_norm != pytest.approx(norm, rel=0.3)
+    scale = bound["head.linear.weight"] / unscaled["head.linear.weight"]  # before the method copied it
     torch.testing.assert_close(scale, scale.mean().expand_as(scale))
     assert scale.mean().item() != pytest.approx(1, rel=0.2)
 
 
-def test_embeddings_on_the_sphere_begin_as_the_head_comes(tmp_path, monkeypatch):
+def test_the_head_is_not_rescaled_on_the_sphere(tmp_path, monkeypatch):
     bound = [
-        seen_at_the_start(monkeypatch, method="contrastive", short_start=short, out=tmp_path / str(short))[0]
-        for short in (True, False)
+        seen_at_start(monkeypatch, method="contrastive", short_start=rescaled, out=tmp_path / str(rescaled))[0]
+        for rescaled in (True, False)
     ]
     assert all(torch.equal(bound[0][name], bound[1][name]) for name in bound[0])
 
 
 def interrupted_at(number: int, monkeypatch: pytest.MonkeyPatch, **settings: object) -> RunFolder:
-    """A run that Ctrl-C stops in step `number` (from 0): the step ends, then all is saved."""
+    """A run that Ctrl-C interrupts in step `number` (from 0): the step ends, then all is saved."""
     training = sys.modules["nearkin.training.loop"].Training
     step = training._one_step
 
@@ -175,7 +188,7 @@ def without_times(run: RunFolder) -> list[dict[str, object]]:
         {"schedule": "plateau", "check_every": 1, "decay_every": 1, "decay": 0.1, "lr": 0.02},
     ],
 )
-def test_a_run_stopped_anywhere_goes_on_bit_for_bit(tmp_path, monkeypatch, settings):
+def test_an_interrupted_run_resumes_bit_for_bit(tmp_path, monkeypatch, settings):
     whole = nk.train(**{**TINY, **settings}, out=tmp_path / "whole")
     cut = interrupted_at(6, monkeypatch, **{**TINY, **settings}, out=tmp_path / "cut")
     resumed = nk.train(out=cut.path, resume=True)
@@ -185,7 +198,7 @@ def test_a_run_stopped_anywhere_goes_on_bit_for_bit(tmp_path, monkeypatch, setti
 
 
 @pytest.mark.parametrize("delay", [0.0, 0.05, 0.15])
-def test_a_killed_process_leaves_a_run_that_goes_on_bit_for_bit(tmp_path, delay):
+def test_a_killed_run_resumes_bit_for_bit(tmp_path, delay):
     settings = {**TINY, "epochs": 6, "select": "validation"}
     whole = nk.train(**settings, out=tmp_path / "whole")
     program = (
@@ -207,7 +220,7 @@ def test_a_killed_process_leaves_a_run_that_goes_on_bit_for_bit(tmp_path, delay)
     assert read_json(whole.result)["held_out"] == read_json(resumed.result)["held_out"]
 
 
-def test_held_out_classes_choose_the_epoch_and_patience_stops(tmp_path):
+def test_held_out_classes_select_the_epoch_and_patience_stops(tmp_path):
     run = nk.train(**{**TINY, "epochs": 12, "lr": 0.05}, select="validation", patience=2, out=tmp_path / "run")
     result = read_json(run.result)
     checks = [e["score"] for e in run.events() if e["event"] == "check"]
@@ -217,19 +230,19 @@ def test_held_out_classes_choose_the_epoch_and_patience_stops(tmp_path):
     assert all(e["on"] == "held-out classes" for e in run.events() if e["event"] == "check")
 
 
-def test_test_chooses_only_where_asked_and_the_result_says_so(tmp_path):
+def test_the_test_set_selects_only_on_request_and_the_result_says_so(tmp_path):
     run = nk.train(**TINY, select="test", out=tmp_path / "run")
     result = read_json(run.result)
     assert result["select"] == "test"
     assert result["scores"]["MAP@R"] == pytest.approx(result["test_chosen"])
 
 
-def test_a_loss_that_is_not_a_number_stops_with_its_step(tmp_path):
+def test_a_loss_of_nan_stops_with_its_step(tmp_path):
     with pytest.raises(nk.NearkinError, match=r"loss was (nan|inf) at step \d+.*nothing is saved yet"):
         nk.train(**{**TINY, "lr": 1e30, "clip_value": 0.0}, out=tmp_path / "run")
 
 
-def test_a_loss_that_is_not_a_number_names_the_last_good_checkpoint(tmp_path, monkeypatch):
+def test_a_loss_of_nan_names_the_last_checkpoint(tmp_path, monkeypatch):
     module = sys.modules["nearkin.training.loop"]
     step = module.Training._one_step
     monkeypatch.setattr(module, "SAVE_SECONDS", 0.0)
@@ -268,7 +281,7 @@ def test_settings_that_cannot_work_leave_no_run_behind(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-def test_held_out_classes_choose_even_where_checks_are_rarer_than_the_run_is_long(tmp_path):
+def test_held_out_classes_select_even_if_check_every_exceeds_the_run(tmp_path):
     run = nk.train(**TINY, select="validation", check_every=1000, out=tmp_path / "run")
     assert [e["step"] for e in run.events() if e["event"] == "check"] == [read_json(run.result)["steps"]]
 
@@ -288,7 +301,7 @@ def test_a_finished_run_is_not_overwritten(tmp_path):
         nk.train(**TINY, out=tmp_path / "run")
 
 
-def test_resume_wants_a_run_and_no_settings(tmp_path):
+def test_resume_needs_a_run_and_no_settings(tmp_path):
     with pytest.raises(nk.NearkinError, match="which run"):
         nk.train(resume=True)
     with pytest.raises(nk.NearkinError, match="a run folder"):
@@ -311,7 +324,7 @@ def test_warm_up_moves_the_head_and_not_the_trunk(tmp_path):
     assert any(not torch.allclose(after[k], other[k]) for k in after if not k.startswith("trunk."))
 
 
-def begun(tmp_path: Path, **settings: object) -> Training:
+def new_training(tmp_path: Path, **settings: object) -> Training:
     """A training before its first step."""
     plan = make_plan({**TINY, **settings}, {})
     reporter = Reporter(Console(file=io.StringIO()))
@@ -319,7 +332,7 @@ def begun(tmp_path: Path, **settings: object) -> Training:
 
 
 def test_trunk_head_and_proxies_have_their_own_learning_rates(tmp_path):
-    training = begun(tmp_path, lr=1e-4, head_lr=5e-4)
+    training = new_training(tmp_path, lr=1e-4, head_lr=5e-4)
     embedder, groups = training.model.embedder, training.optimiser.param_groups
     assert [group["lr"] for group in groups] == [1e-4, 5e-4, pytest.approx(1e-2)]
     expected = [embedder.trunk.parameters(), embedder.head.parameters(), training.method.parameters()]
@@ -328,8 +341,8 @@ def test_trunk_head_and_proxies_have_their_own_learning_rates(tmp_path):
 
 
 @pytest.mark.parametrize("limit", [{"clip_value": 0.5}, {"clip_norm": 0.5, "clip_value": 0.0}])
-def test_gradients_are_clipped_to_what_is_asked(tmp_path, limit):
-    training = begun(tmp_path, **limit)
+def test_gradients_are_clipped(tmp_path, limit):
+    training = new_training(tmp_path, **limit)
     parameters = [p for group in training.optimiser.param_groups for p in group["params"]]
     for p in parameters:
         p.grad = torch.full_like(p, 3.0)
@@ -340,7 +353,7 @@ def test_gradients_are_clipped_to_what_is_asked(tmp_path, limit):
         assert all((p.grad == 0.5).all() for p in parameters)
 
 
-def test_training_needs_no_extra(tmp_path):
+def test_training_needs_no_optional_package(tmp_path):
     extras = (
         "faiss fastapi uvicorn simplejpeg pyarrow pandas psycopg pgvector qdrant_client onnx onnxruntime tensorboard"
     )
@@ -367,7 +380,7 @@ def test_other_settings_run(tmp_path, settings):
     assert result["steps"] == 2 * (classes * 6 // 24)
 
 
-def test_a_damaged_checkpoint_is_a_sentence(tmp_path):
+def test_a_damaged_checkpoint_is_refused(tmp_path):
     run = nk.train(**TINY, out=tmp_path / "run")
     Path(run.result).unlink()
     run.checkpoint.write_bytes(run.checkpoint.read_bytes()[:1000])

@@ -1,4 +1,4 @@
-"""A run folder as the artefact: what `nk.load` gives, what it refuses, and that nothing in it is ever run."""
+"""Models loaded from run folders: embeddings, refusals, no code run from files."""
 
 import pickle
 from pathlib import Path
@@ -27,7 +27,7 @@ def flip(path: Path, place: int) -> None:
     path.write_bytes(bytes(data))
 
 
-def test_files_arrays_tensors_and_pictures_of_the_same_images_embed_alike(run, tmp_path):
+def test_files_arrays_tensors_and_pillow_images_embed_alike(run, tmp_path):
     paths = make_images(tmp_path)
     arrays = np.stack([np.asarray(Image.open(path)) for path in paths])
     tensor = torch.from_numpy(arrays).permute(0, 3, 1, 2)
@@ -56,7 +56,7 @@ def test_a_list_may_hold_images_of_any_sizes_grey_or_coloured(run):
         assert torch.allclose(model.embed([image])[0], together[row], atol=1e-6)
 
 
-def test_pillow_s_images_are_seen_as_their_files_are(run, tmp_path):
+def test_pillow_images_embed_as_their_files(run, tmp_path):
     rng = np.random.default_rng(0)
     colours = Image.fromarray(
         np.kron(rng.integers(256, size=(5, 6, 3), dtype=np.uint8), np.ones((20, 20, 1), np.uint8))
@@ -101,13 +101,13 @@ def test_pillow_s_images_are_seen_as_their_files_are(run, tmp_path):
         (["nowhere.png"], "no such file"),
     ],
 )
-def test_what_cannot_be_embedded_is_a_sentence(run, images, words):
+def test_what_cannot_be_embedded_is_refused(run, images, words):
     with pytest.raises(NearkinError, match=words):
         nk.load(run).embed(images)
 
 
 @pytest.mark.parametrize("keep", [0, 7, 100, -1, -4000])
-def test_a_truncated_model_is_a_sentence(tmp_path, keep):
+def test_a_truncated_model_is_refused(tmp_path, keep):
     model = RunFolder(make_run(tmp_path)).model
     model.write_bytes(model.read_bytes()[:keep])
     with pytest.raises(NearkinError, match="damaged"):
@@ -115,14 +115,14 @@ def test_a_truncated_model_is_a_sentence(tmp_path, keep):
 
 
 @pytest.mark.parametrize("place", [3, 60, -1, -5000])
-def test_one_flipped_bit_of_a_model_is_a_sentence(tmp_path, place):
+def test_one_flipped_bit_of_a_model_is_refused(tmp_path, place):
     model = RunFolder(make_run(tmp_path)).model
     flip(model, place)
     with pytest.raises(NearkinError, match="damaged"):
         nk.load(tmp_path)
 
 
-def test_a_pickle_in_the_model_s_place_is_not_run(tmp_path):
+def test_a_pickle_instead_of_the_model_is_not_run(tmp_path):
     trap = tmp_path / "sprung"
 
     class Trap:
@@ -140,7 +140,7 @@ def test_a_pickle_in_the_model_s_place_is_not_run(tmp_path):
     assert not trap.exists()
 
 
-def test_weights_of_another_network_are_a_sentence(tmp_path):
+def test_weights_of_another_network_are_refused(tmp_path):
     make_run(tmp_path / "wide", dim=16)
     make_run(tmp_path / "run")
     RunFolder(tmp_path / "run").model.write_bytes(RunFolder(tmp_path / "wide").model.read_bytes())
@@ -149,7 +149,7 @@ def test_weights_of_another_network_are_a_sentence(tmp_path):
 
 
 @pytest.mark.parametrize(("name", "value"), [("pool", "max"), ("space", "ball")])
-def test_settings_that_fit_the_weights_and_are_not_those_of_training_are_a_sentence(tmp_path, name, value):
+def test_changed_settings_are_refused_even_if_they_fit_the_weights(tmp_path, name, value):
     run = RunFolder(make_run(tmp_path))
     settings = read_json(run.config)
     (settings if name == "space" else settings["plan"])[name] = value
@@ -159,7 +159,7 @@ def test_settings_that_fit_the_weights_and_are_not_those_of_training_are_a_sente
 
 
 @pytest.mark.parametrize("lost", ["plan", "space", "names"])
-def test_a_run_that_says_too_little_is_a_sentence(tmp_path, lost):
+def test_a_run_with_missing_entries_is_refused(tmp_path, lost):
     run = RunFolder(make_run(tmp_path))
     if lost == "names":
         write_tensors(run.model, read_tensors(run.model)[0])
@@ -170,13 +170,13 @@ def test_a_run_that_says_too_little_is_a_sentence(tmp_path, lost):
 
 
 @pytest.mark.parametrize("text", ["[]", '{"plan": ', "", "\x00"])
-def test_damaged_settings_are_a_sentence(tmp_path, text):
+def test_damaged_settings_are_refused(tmp_path, text):
     RunFolder(make_run(tmp_path)).config.write_text(text)
     with pytest.raises(NearkinError, match="damaged"):
         nk.load(tmp_path)
 
 
-def test_preprocessing_is_the_run_s_own_whatever_the_table_says_today(tmp_path):
+def test_preprocessing_is_that_of_the_run_if_the_table_changes(tmp_path):
     run = RunFolder(make_run(tmp_path))
     tensors, about = read_tensors(run.model)
     assert about["preprocessing"]["mean"] == [0.5]
@@ -202,7 +202,7 @@ def test_a_trained_run_keeps_its_preprocessing_and_names(tmp_path):
     assert len(model.names) == 6
 
 
-def test_the_fingerprint_is_of_the_model_and_not_of_its_place(tmp_path):
+def test_the_fingerprint_depends_on_the_model_and_not_on_its_path(tmp_path):
     first, again = make_run(tmp_path / "a"), make_run(tmp_path / "b")
     assert fingerprint(first) == fingerprint(again)
     write_json(again / "config.json", read_json(again / "config.json") | {"note": 1})

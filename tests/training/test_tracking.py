@@ -1,4 +1,4 @@
-"""TensorBoard: the curves of a run read back from the event file, each point once, also after a kill."""
+"""TensorBoard: every point of a run's curves is in the event file once, also after a kill."""
 
 import sys
 
@@ -35,7 +35,7 @@ def expected(run: RunFolder) -> dict[str, list[tuple[int, float]]]:
     return found
 
 
-def test_a_run_is_read_back_whole_and_once_after_an_interruption(tmp_path, monkeypatch):
+def test_every_event_is_written_once_after_an_interruption(tmp_path, monkeypatch):
     training = sys.modules["nearkin.training.loop"].Training
     check = training._check
 
@@ -64,13 +64,13 @@ def test_a_run_is_read_back_whole_and_once_after_an_interruption(tmp_path, monke
         assert [v for _, v in found[tag]] == pytest.approx([v for _, v in points], rel=1e-6)
 
 
-def test_off_writes_and_needs_nothing(tmp_path, monkeypatch):
+def test_tensorboard_off_writes_and_needs_nothing(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)  # as if it were not installed
     run = nk.train(**TINY, epochs=1, out=tmp_path / "run")
     assert not (run.path / "tensorboard").exists()
 
 
-def test_not_installed_is_said_before_anything_is_done(tmp_path, monkeypatch):
+def test_a_missing_package_is_reported_first(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     with pytest.raises(NearkinError, match=r"TensorBoard is not installed: install nearkin\[track\]"):
         nk.train(**TINY, tensorboard=True, out=tmp_path / "run")

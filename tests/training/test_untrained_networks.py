@@ -1,4 +1,4 @@
-"""Baselines without training: a network as it is, and the trunk's own features without a head."""
+"""Baselines without training: the untrained network, and the trunk's features without a head."""
 
 import pytest
 import torch
@@ -25,7 +25,7 @@ def test_without_a_head_the_embedding_is_the_pooled_features(pool):
     assert {id(p) for p in embedder.parameters()} == {id(p) for p in embedder.trunk.parameters()}
 
 
-def test_no_epochs_measure_the_network_as_it_is(tmp_path):
+def test_zero_epochs_measure_the_untrained_network(tmp_path):
     run = nk.train(**SMALL, epochs=0, dim=0, out=tmp_path / "run")
     result = read_json(run.result)
     assert result["scores"] == result["before"]
@@ -54,13 +54,13 @@ def test_a_schedule_of_no_epochs():
         ({"dim": 0, "folds": 2}, "The models of folds need a head each"),
     ],
 )
-def test_what_cannot_be_is_a_sentence(settings, sentence):
+def test_impossible_settings_are_refused(settings, sentence):
     with pytest.raises(NearkinError, match=sentence):
         make_plan(settings, {})
 
 
 @pytest.mark.parametrize("method", ["lifted", "proxy_anchor"])
-def test_the_network_that_a_run_began_with_is_found_again(tmp_path, method):
+def test_the_initial_network_of_a_run_is_rebuilt(tmp_path, method):
     run = nk.train(**{**SMALL, "batch": 16}, epochs=0, method=method, out=tmp_path / "run")
     again, kept = load_untrained(run.path, device="cpu"), nk.load(run.path, device="cpu")
     for name, tensor in kept.embedder.state_dict().items():
