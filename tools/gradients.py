@@ -1,4 +1,4 @@
-"""A picture a loss: how hard it pulls a positive and pushes a negative, by how similar they are to the sample.
+"""One picture per loss: how strongly it pulls a positive and pushes a negative, by their similarity to the sample.
 
 One sample, one positive at similarity s⁺ and one negative at s⁻ lie on the unit sphere; the pull is −∂L/∂s⁺, the push
 ∂L/∂s⁻.
@@ -17,11 +17,11 @@ from nearkin.space import Space
 from nearkin.spec import Call, option_names
 
 GRID = 33
-EDGE = 0.995  # at ±1 a direction on the sphere is lost
+EDGE = 0.995  # at ±1 the direction on the sphere is undefined
 
 
 def lone_pair(name: str) -> Loss:
-    """The loss with one proxy a class where it has proxies."""
+    """The loss; with one proxy per class if it has proxies."""
     call = Call(name, (), {"per_class": 1} if "per_class" in option_names(LOSSES[name]) else {})
     built = method(str(call), classes=2, dim=3)
     assert isinstance(built, Loss)
@@ -32,10 +32,7 @@ def gradient_weights(loss: Loss, similarity: Tensor) -> tuple[Tensor, Tensor]:
     """Pull and push [S, S] for similarities [S]: rows are s⁻, columns s⁺."""
     sample, label = torch.tensor([[1.0, 0.0, 0.0]], dtype=similarity.dtype), torch.tensor([0])
     labels = torch.tensor([0, 1])
-    pull, push = (
-        similarity.new_zeros(len(similarity), len(similarity)),
-        similarity.new_zeros(len(similarity), len(similarity)),
-    )
+    pull, push = similarity.new_zeros(2, len(similarity), len(similarity))
     for i, s_neg in enumerate(similarity):
         for j, s_pos in enumerate(similarity):
             s = torch.stack([s_pos, s_neg]).requires_grad_()

@@ -17,7 +17,7 @@ PAGE = (Path(nk.__file__).parents[2] / "docs" / "benchmark.md").read_text()
 
 
 def test_the_page_lists_the_suites():
-    assert docs.fill(PAGE, "suites", docs.suites_table()) == PAGE, "run python -m nearkin.report.docs"
+    assert docs.fill(PAGE, "suites", docs.suites_table()) == PAGE, "run python -m tools.docs"
 
 
 def test_the_suite_on_the_page_is_valid(tmp_path):

@@ -194,7 +194,7 @@ def test_the_rate_of_false_alarms_is_about_the_level():
     labels = np.repeat(np.arange(60), 8)
     by_query, by_class = [], []
     for trial in range(150):
-        d = rng.normal(size=60)[labels] + rng.normal(size=len(labels))  # kin fail together
+        d = rng.normal(size=60)[labels] + rng.normal(size=len(labels))  # queries of a class fail together
         zero = np.zeros(len(d))
         by_query.append(paired_bootstrap(d, zero, resamples=500, rng=trial).p < 0.05)
         by_class.append(paired_bootstrap(d, zero, groups=labels, resamples=500, rng=trial).p < 0.05)
