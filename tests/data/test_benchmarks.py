@@ -199,7 +199,7 @@ def test_inshop_refuses_a_truncated_list_and_an_unknown_status(tmp_path):
     with pytest.raises(NearkinError, match="announces 6 images but lists 5"):
         read_inshop(root, expect=None)
     partition.write_text(text.replace("gallery", "galery"))
-    with pytest.raises(NearkinError, match=r"01_2_side.jpg is 'galery'"):
+    with pytest.raises(NearkinError, match=r"01_2_side.jpg has the status 'galery'"):
         read_inshop(root, expect=None)
     partition.write_text("image_name item_id evaluation_status\n")
     with pytest.raises(NearkinError, match="line 1: a whole number"):

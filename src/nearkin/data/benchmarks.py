@@ -80,9 +80,7 @@ def read_sop(path: Path, *, expect: Counts | None = SOP_COUNTS) -> Dataset:
     """Read Stanford Online Products: Ebay_train.txt trains, Ebay_test.txt tests."""
     root = _root(path, "Stanford_Online_Products", needs=("Ebay_train.txt", "Ebay_test.txt"), source=SOP)
     train, test = (_products(root / f"Ebay_{part}.txt", root=root) for part in ("train", "test"))
-    _check_counts("sop", {"training": len(train), "test": len(test)}, expect, root=root, source=SOP)
-    _check_files("sop", [train, test], root=root, source=SOP)
-    return Dataset("sop", train, test)
+    return _complete(Dataset("sop", train, test), expect, root=root, source=SOP)
 
 
 def _products(path: Path, *, root: Path) -> Images:
@@ -101,33 +99,30 @@ def read_inshop(path: Path, *, expect: Counts | None = INSHOP_COUNTS) -> Dataset
     if top is None:
         raise NearkinError(f"{path} has no folder Img/img or img: unpack img.zip there. Get {INSHOP}.")
     rows = _partition(partition)
-    parts = {part: [row for row in rows if row[2] == part] for part in ("train", "query", "gallery")}
-    found = {"training" if part == "train" else part: len(of) for part, of in parts.items()}
-    _check_counts("inshop", found, expect, root=path, source=INSHOP)
-    train = from_keys([top / row[0] for row in parts["train"]], [row[1] for row in parts["train"]])
-    both = parts["query"] + parts["gallery"]
-    test = from_keys([top / row[0] for row in both], [row[1] for row in both])
-    _check_files("inshop", [train, test], root=path, source=INSHOP)
-    query = torch.arange(len(both)) < len(parts["query"])
-    return Dataset("inshop", train, Images(test.sources, test.labels, test.names, query, ~query))
+    splits = {split: [row for row in rows if row[2] == split] for split in ("train", "query", "gallery")}
+    tested = splits["query"] + splits["gallery"]
+    train = from_keys([top / row[0] for row in splits["train"]], [row[1] for row in splits["train"]])
+    test = from_keys([top / row[0] for row in tested], [row[1] for row in tested])
+    query = torch.arange(len(tested)) < len(splits["query"])
+    test = Images(test.sources, test.labels, test.names, query, ~query)
+    return _complete(Dataset("inshop", train, test), expect, root=path, source=INSHOP)
 
 
-def _partition(path: Path) -> list[tuple[str, str, str]]:
+def _partition(path: Path) -> list[tuple[Any, ...]]:
     """Return image, item and split of every line after the count and the header."""
     numbered = lines(path)
     number, first = next(numbered, (1, ""))
     announced = _convert(first, int, path, number)
-    rows = [
-        (a, b, c)
-        for a, b, c in _fields(path, (str, str, str), header="image_name item_id evaluation_status", skip=number)
-    ]
+    rows = list(_fields(path, (str, str, str), header="image_name item_id evaluation_status", skip=number))
     if len(rows) != announced:
         raise NearkinError(
             f"{path} announces {announced:,} images but lists {len(rows):,}: the file is incomplete. Get {INSHOP}."
         )
-    for image, _, part in rows:
-        if part not in ("train", "query", "gallery"):
-            raise NearkinError(f"{path}: the status of {image} is {part!r}, not train, query or gallery. Get {INSHOP}.")
+    for image, _, split in rows:
+        if split not in ("train", "query", "gallery"):
+            raise NearkinError(
+                f"{path}: {image} has the status {split!r}, not train, query or gallery. Get {INSHOP}."
+            )
     return rows
 
 
@@ -193,45 +188,39 @@ def _halves(
     """Use the first half of the listed classes for training, the second for testing."""
     order = sorted(names)
     first = set(order[: (len(order) + 1) // 2])
+    rows = range(len(labels))
     train, test = (
-        from_keys([paths[row] for row in rows], [labels[row] for row in rows], names=names)
-        for rows in (
-            [row for row, label in enumerate(labels) if label in first],
-            [row for row, label in enumerate(labels) if label not in first],
-        )
+        from_keys([paths[row] for row in half], [labels[row] for row in half], names=names)
+        for half in ([row for row in rows if labels[row] in first], [row for row in rows if labels[row] not in first])
     )
-    _check_counts(name, {"training": len(train), "test": len(test)}, expect, root=root, source=source)
-    _check_files(name, [train, test], root=root, source=source)
     used = set(labels)
     empty = [names[c] for c in order if c not in used]
-    notes = (
-        (f"{counted(len(empty), 'listed class', 'listed classes')} without images left out: {listed(empty)}.",)
-        if empty
-        else ()
-    )
-    return Dataset(name, train, test, notes)
+    count = counted(len(empty), "listed class", "listed classes")
+    notes = (f"{count} without images left out: {listed(empty)}.",) if empty else ()
+    return _complete(Dataset(name, train, test, notes), expect, root=root, source=source)
 
 
-def _check_counts(name: str, found: Counts, expect: Counts | None, *, root: Path, source: str) -> None:
+def _complete(dataset: Dataset, expect: Counts | None, *, root: Path, source: str) -> Dataset:
+    """Return the data set, or refuse it if images are missing: its scores could not be compared."""
+    name, test = dataset.name, dataset.test
+    found = {"training": len(dataset.train), "test": len(test)}
+    if test.query is not None and test.gallery is not None:
+        found |= {"query": int(test.query.sum()), "gallery": int(test.gallery.sum())}
     wrong = [
-        f"{found[part]:,} {part} images instead of {count:,}"
-        for part, count in (expect or {}).items()
-        if found[part] != count
+        f"{found[split]:,} {split} images instead of {count:,}"
+        for split, count in (expect or {}).items()
+        if found[split] != count
     ]
     if wrong:
         raise NearkinError(
             f"{name}: the lists in {root} have {' and '.join(wrong)}. Get {source}; read a part of it with folder:PATH."
         )
-
-
-def _check_files(name: str, parts: Sequence[Images], *, root: Path, source: str) -> None:
-    """Refuse an incomplete benchmark: its scores could not be compared."""
-    for images in parts:
+    for images in (dataset.train, test):
         paths = [Path(str(path)) for path in images.sources]
-        bad = missing_or_empty(paths)
-        if bad:
+        if bad := missing_or_empty(paths):
             first = [f"{relative(paths[row], root=root)} ({why})" for row, why in bad.items()]
             raise NearkinError(
                 f"{name}: {len(bad):,} of {len(paths):,} images are missing or empty in {root}: {listed(first)}. "
                 f"Unpack it again; get {source}."
             )
+    return dataset
