@@ -18,7 +18,8 @@ from nearkin.data.pixels.stores import Store
 from nearkin.errors import NearkinError
 from nearkin.files import atomic_file
 from nearkin.search.index import Index, create_index, open_index
-from nearkin.search.index.base import MANIFEST, Floats
+from nearkin.search.index.base import Floats
+from nearkin.search.index.engines import MANIFEST
 from nearkin.training.model import Model, fingerprint
 
 CHUNK = 512  # images per commit: the most that an interruption can lose

@@ -37,14 +37,14 @@ class Layout(NamedTuple):
     method: str
 
 
-def sample(labels: Sequence[str | None], most: int) -> Ints:
-    """At most `most` rows in order, about the same fraction of every class."""
-    if len(labels) <= most:
+def sample(labels: Sequence[str | None], limit: int) -> Ints:
+    """At most `limit` rows in order, about the same fraction of every class."""
+    if len(labels) <= limit:
         return np.arange(len(labels))
     number = {label: n for n, label in enumerate(dict.fromkeys(labels))}
     classes = np.array([number[label] for label in labels])
     order = np.argsort(classes, kind="stable")  # class by class: every n-th row samples each class evenly
-    return np.sort(order[np.linspace(0, len(order) - 1, most).round().astype(np.int64)])
+    return np.sort(order[np.linspace(0, len(order) - 1, limit).round().astype(np.int64)])
 
 
 def principal_components_map(embeddings: Floats) -> Layout:

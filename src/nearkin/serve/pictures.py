@@ -69,8 +69,8 @@ def thumbnail(path: Path, side: int) -> tuple[bytes, str]:
 class Cache:
     """The most recent thumbnails, up to a number of bytes."""
 
-    def __init__(self, make: Callable[[Path, int], tuple[bytes, str]], *, most: int = 64 * 2**20) -> None:
-        self.make, self.most, self.held = make, most, 0
+    def __init__(self, make: Callable[[Path, int], tuple[bytes, str]], *, limit: int = 64 * 2**20) -> None:
+        self.make, self.limit, self.held = make, limit, 0
         self.kept: OrderedDict[tuple[Path, int], tuple[bytes, str]] = OrderedDict()
         self.lock = threading.Lock()
 
@@ -86,7 +86,7 @@ class Cache:
             if key not in self.kept:
                 self.kept[key] = made
                 self.held += len(made[0])
-            while self.held > self.most and len(self.kept) > 1:
+            while self.held > self.limit and len(self.kept) > 1:
                 _, (old, _) = self.kept.popitem(last=False)
                 self.held -= len(old)
         return made

@@ -97,8 +97,8 @@ async def finish(future: "Future[Result]", seconds: float) -> Result:
 class Budget:
     """Limits the bytes of all uploads in progress. For the event loop's thread only."""
 
-    def __init__(self, most: int) -> None:
-        self.left = most
+    def __init__(self, limit: int) -> None:
+        self.left = limit
 
     @contextmanager
     def share(self) -> Iterator[Callable[[int], None]]:

@@ -14,7 +14,8 @@ import numpy as np
 
 from nearkin.errors import NearkinError
 from nearkin.files import atomic_file
-from nearkin.search.index.base import Floats, Kind, Meta
+from nearkin.search.index.base import Floats, Meta
+from nearkin.search.index.engines import Kind
 from nearkin.search.index.exact import Ints, Mask
 from nearkin.search.index.segments import Rows
 from nearkin.space import Space
@@ -74,10 +75,10 @@ def _search(index: Any, queries: Floats, k: int, parameters: Any) -> Ints:
 
 
 @contextmanager
-def _threads(faiss: Any, most: int) -> Iterator[None]:
+def _threads(faiss: Any, limit: int) -> Iterator[None]:
     """Use no more faiss threads than queries: the others would only wait."""
     usual = faiss.omp_get_max_threads()
-    faiss.omp_set_num_threads(min(usual, most))
+    faiss.omp_set_num_threads(min(usual, limit))
     try:
         yield
     finally:

@@ -5,25 +5,36 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 
 from nearkin.errors import NearkinError
-from nearkin.files import read_json, write_json
-from nearkin.search.index.engines import engine_of, is_url, store_addresses, without_password
+from nearkin.files import read_json
+from nearkin.search.index.engines import (
+    POINTER,
+    Kind,
+    check_free,
+    check_kind,
+    check_store,
+    engine_of,
+    holds_index,
+    is_url,
+    without_password,
+    write_pointer,
+)
 from nearkin.space import Space
-from nearkin.spec import nearest
 from nearkin.training.model import fingerprint
 
 Floats = NDArray[np.float32]
-Kind = Literal["exact", "hnsw", "ivfpq"]
-KINDS: tuple[Kind, ...] = get_args(Kind)
 Meta = dict[str, Any]
-MANIFEST = "index.json"  # of an index in a folder
-POINTER = "store.json"  # of an index in a store: its URL
+
+RECALL_QUERIES = 200
+RECALL_TARGET = 0.95
+EFFORTS = (64, 128, 256, 512, 1000)  # PostgreSQL allows at most 1000
+TOLERANCE = 1e-5  # engines round similarities differently, and ties may swap
 
 
 class NoIndex(NearkinError):  # noqa: N818 (not always an error: callers create one)
@@ -222,14 +233,6 @@ class Index(ABC):
         """Close connections and files."""
 
 
-def check_kind(kind: str) -> Kind:
-    """The name of a kind, checked."""
-    for known in KINDS:
-        if kind == known:
-            return known
-    raise NearkinError(f"There is no index of kind {kind!r}.{nearest(kind, KINDS)} There are: {', '.join(KINDS)}.")
-
-
 def points(embeddings: ArrayLike, *, dim: int, space: Space) -> Floats:
     """Embeddings as float32 points [N, D] of the space, such as unit vectors for cosine."""
     v = np.asarray(embeddings, dtype=np.float32)
@@ -255,7 +258,7 @@ def create_index(
 
     With both a folder and a store, the store holds the items, and the folder the store's URL without its password.
     """
-    _check_store(store)
+    check_store(store)
     if dim < 1:
         raise NearkinError(f"An embedding has at least one dimension, not {dim}.")
     run = None if run is None else Path(os.path.abspath(run))
@@ -270,65 +273,37 @@ def create_index(
         "recall": None,
         "effort": EFFORTS[0],
     }
-    folder = None if is_url(where) else _free(Path(where))
+    folder = None if is_url(where) else check_free(Path(where))
     place = store or where
     engine = engine_of(place)
     if kind not in engine.kinds:
         raise NearkinError(f"{engine.about} cannot be {kind}: choose {' or '.join(engine.kinds)}.")
     index: Index = engine.load().create(place, meta)
     if folder is not None and store is not None:
-        _write_pointer(folder, store)
+        write_pointer(folder, store)
     return index
 
 
 def open_index(where: str | Path, *, store: str | None = None) -> Index:
     """Open the index at `where`. With a store, a new folder is made to point to it, and an old one must do so."""
-    _check_store(store)
+    check_store(store)
     if is_url(where):
         found: Index = engine_of(where).load()(where)
         return found
     folder = Path(where)
-    if store is not None and not _exists(folder):
+    if store is not None and not holds_index(folder):
         index = open_index(store)
-        _write_pointer(_free(folder), store)
+        write_pointer(check_free(folder), store)
         return index
     if not (folder / POINTER).exists():
-        local: Index = engine_of(folder).load()(folder)
         if store is not None:
             raise NearkinError(f"The items of {folder} are in that folder itself: leave --store out.")
+        local: Index = engine_of(folder).load()(folder)
         return local
     known: str = read_json(folder / POINTER)["store"]
     if store is not None and without_password(store) != known:
         raise NearkinError(f"The items of {folder} are in {known}: leave --store out, or choose another folder.")
     return open_index(store or known)
-
-
-def _exists(folder: Path) -> bool:
-    """Whether a folder holds an index, or the URL of one."""
-    return (folder / POINTER).exists() or (folder / MANIFEST).exists()
-
-
-def _check_store(store: str | None) -> None:
-    if store is not None and not is_url(store):
-        raise NearkinError(f"A store is named as {store_addresses()}, not {store!r}.")
-
-
-def _write_pointer(folder: Path, store: str) -> None:
-    write_json(folder / POINTER, {"store": without_password(store)})
-
-
-def _free(folder: Path) -> Path:
-    if _exists(folder):
-        raise NearkinError(f"There is an index in {folder} already: open it, or choose another place.")
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise NearkinError(f"{folder} exists already and is not an index: choose a new folder.")
-    return folder
-
-
-RECALL_QUERIES = 200
-RECALL_TARGET = 0.95
-EFFORTS = (64, 128, 256, 512, 1000)  # PostgreSQL allows at most 1000
-TOLERANCE = 1e-5  # engines round similarities differently, and ties may swap
 
 
 class Truth(NamedTuple):

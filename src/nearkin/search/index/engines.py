@@ -1,11 +1,18 @@
-"""The table of engines that can hold an index, and the addresses that name them."""
+"""The table of engines that can hold an index, and their addresses: folders and URLs."""
 
 import re
 from importlib import import_module
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 from nearkin.errors import NearkinError
+from nearkin.files import write_json
+from nearkin.spec import nearest
+
+Kind = Literal["exact", "hnsw", "ivfpq"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+MANIFEST = "index.json"  # of an index in a folder
+POINTER = "store.json"  # in a folder that points to a store: its URL
 
 
 class Engine(NamedTuple):
@@ -14,16 +21,16 @@ class Engine(NamedTuple):
     about: str
     schemes: tuple[str, ...]  # of its URLs; a folder has none
     address: str  # how an address is written, for help texts and errors
-    kinds: tuple[str, ...]
+    kinds: tuple[Kind, ...]
     module: str  # imported only when the engine is used: its client is optional
-    index: str  # the name of its Index class
+    class_name: str  # of its Index
     needs: str = ""  # packages
     extra: str = ""  # of nearkin, which installs them
 
     def load(self) -> Any:
         """Import the engine's Index class, or say how to install its client."""
         try:
-            return getattr(import_module(f"nearkin.search.index.{self.module}"), self.index)
+            return getattr(import_module(f"nearkin.search.index.{self.module}"), self.class_name)
         except ModuleNotFoundError:
             if not self.extra:
                 raise
@@ -35,9 +42,9 @@ ENGINES = {
         about="An index in a folder",
         schemes=(),
         address="FOLDER",
-        kinds=("exact", "hnsw", "ivfpq"),
+        kinds=KINDS,
         module="folder",
-        index="FolderIndex",
+        class_name="FolderIndex",
     ),
     "postgres": Engine(
         about="An index in PostgreSQL",
@@ -45,7 +52,7 @@ ENGINES = {
         address="postgresql://…",
         kinds=("exact", "hnsw"),
         module="postgres",
-        index="PostgresIndex",
+        class_name="PostgresIndex",
         needs="psycopg and pgvector",
         extra="pg",
     ),
@@ -55,7 +62,7 @@ ENGINES = {
         address="qdrant://host:port/collection",
         kinds=("exact", "hnsw"),
         module="qdrant",
-        index="QdrantIndex",
+        class_name="QdrantIndex",
         needs="qdrant-client",
         extra="qdrant",
     ),
@@ -87,3 +94,36 @@ def without_password(url: str) -> str:
     """The URL without its passwords."""
     named = re.sub(r"(://[^/?@:]*):[^/?]*@", r"\1@", url)
     return re.sub(r"(?<=[?&])(ssl)?password=[^&]*&?", "", named).rstrip("?&")
+
+
+def check_kind(kind: str) -> Kind:
+    """The name of a kind, checked."""
+    for known in KINDS:
+        if kind == known:
+            return known
+    raise NearkinError(f"There is no index of kind {kind!r}.{nearest(kind, KINDS)} There are: {', '.join(KINDS)}.")
+
+
+def holds_index(folder: Path) -> bool:
+    """Whether a folder holds an index, or the URL of one."""
+    return (folder / POINTER).exists() or (folder / MANIFEST).exists()
+
+
+def check_store(store: str | None) -> None:
+    """Refuse a store that is not a URL."""
+    if store is not None and not is_url(store):
+        raise NearkinError(f"A store is named as {store_addresses()}, not {store!r}.")
+
+
+def write_pointer(folder: Path, store: str) -> None:
+    """Make a folder point to a store, without its password."""
+    write_json(folder / POINTER, {"store": without_password(store)})
+
+
+def check_free(folder: Path) -> Path:
+    """Refuse a folder that holds anything."""
+    if holds_index(folder):
+        raise NearkinError(f"There is an index in {folder} already: open it, or choose another place.")
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise NearkinError(f"{folder} exists already and is not an index: choose a new folder.")
+    return folder

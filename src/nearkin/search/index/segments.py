@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 
 from nearkin.errors import NearkinError
 from nearkin.files import read_json, read_tensors, write_json, write_tensors
-from nearkin.search.index.base import MANIFEST, Batch, Floats, Item, Meta, NoIndex
+from nearkin.search.index.base import Batch, Floats, Item, Meta, NoIndex
+from nearkin.search.index.engines import MANIFEST
 from nearkin.search.index.exact import Ints, Mask
 
 
