@@ -145,7 +145,7 @@ def test_suites_are_listed():
     [
         (["train", "--method", "proxy_ancor"], "Did you mean 'proxy_anchor'?"),
         (["train", "--method", "proxy_anchor(alfa=3)"], "Did you mean 'alpha'?"),
-        (["train", "--method", "soft_triple(lambda=20)"], "has an option 'lambda'"),
+        (["train", "--method", "soft_triple(lambda=20)"], "no option 'lambda'"),
         (["train", "--size", "7"], "choose another --size"),
         (["train", "--data", "folder:nowhere"], "nowhere"),
         (["train", "--data", "glyps"], "glyphs"),
