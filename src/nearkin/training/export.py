@@ -74,12 +74,12 @@ def describe(model: Model) -> Json:
         "nearkin": VERSION,
         "input": {"name": INPUT, "type": "float32", "shape": ["batch", channels, size, size]},
         "preprocessing": [
-            "turn the picture as its orientation tag says; transparency lies on white",
-            "where one side is over twice the other, cut its ends off to twice",
+            "rotate the image as its orientation tag says; put transparent pixels on white",
+            "if one side is more than twice the other, crop it at both ends to twice",
             f"resize to a short side of {short}, the long side in proportion and rounded down: "
             "bilinear with antialiasing, in 8 bits",
             "grey = 0.299 R + 0.587 G + 0.114 B" if channels == 1 else "RGB",
-            f"cut the central {size} × {size}; odd margins are halved to the nearest even number",
+            f"crop the central {size} × {size}; odd margins are halved to the nearest even number",
             "(pixel / 255 - mean) / std, channel by channel" + (", then BGR" if bgr else ""),
         ],
         "size": size,
@@ -123,7 +123,7 @@ def _program(model: Model, inputs: Tensor) -> Any:
 def _write_onnx(program: Any, path: Path, about: Json) -> Run:
     try:
         import onnxruntime  # type: ignore[import-untyped]
-        import onnxscript  # noqa: F401 (torch needs it, and says so at length)
+        import onnxscript  # noqa: F401 (torch needs it; its own error message is long)
     except ImportError as error:
         raise NearkinError(f"ONNX needs the package {error.name}: pip install 'nearkin[export]'.") from None
     made = torch.onnx.export(

@@ -18,7 +18,7 @@ from nearkin.training.plan import Plan
 
 
 class OpenImages(NamedTuple):
-    """Images with their pixels at hand."""
+    """Images that were opened, with their pixels."""
 
     store: Store
     images: Images  # those that can be read, in the order of the store

@@ -89,7 +89,7 @@ def build_training(run: RunFolder, plan: Plan, *, reporter: Reporter) -> tuple[T
 
     The order of the steps is the order in which they draw random numbers.
     """
-    torch.manual_seed(plan.own_seed)
+    torch.manual_seed(plan.model_seed)
     torch.backends.cudnn.benchmark = True  # every training step has the same shapes
     tracker = Tracker(run.path / "tensorboard" if plan.tensorboard else None, plan.select_by)
 

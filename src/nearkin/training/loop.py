@@ -56,7 +56,7 @@ class Training:
         self.base_lr = [group["lr"] for group in self.optimiser.param_groups]
         self.per_epoch = steps_per_epoch(len(self.train.images), self.plan.batch)
         self.check_every = self.plan.check_every or self.per_epoch
-        self.rng = torch.Generator(self.device).manual_seed(self.plan.own_seed)
+        self.rng = torch.Generator(self.device).manual_seed(self.plan.model_seed)
         self.losses = torch.zeros(self.per_epoch, device=self.device)  # of this epoch; read at its end
         self.step = 0
         self.scores: list[float] = []  # of the checks
@@ -104,7 +104,7 @@ class Training:
         rows = self.method.batches(
             self.train.images.labels,
             self.plan.batch,
-            seed=self.plan.own_seed,
+            seed=self.plan.model_seed,
             start=self.step,
             images_per_class=None if asked < 0 else asked,
         )

@@ -21,6 +21,7 @@ from nearkin.methods.catalogue import method
 from nearkin.networks.backbones import Trunk, build_trunk
 from nearkin.networks.embedder import Embedder
 from nearkin.networks.timm_models import set_drop_path
+from nearkin.space import Space
 from nearkin.training.plan import Plan, make_plan, resolve_device
 from nearkin.training.run_folder import RunFolder
 
@@ -101,7 +102,7 @@ class Model:
     """A trained embedder with the preprocessing it was trained with: `embed` takes files or pixels."""
 
     def __init__(
-        self, embedder: Embedder | Ensemble, plan: Plan, names: Sequence[str], *, space: str | None = None
+        self, embedder: Embedder | Ensemble, plan: Plan, names: Sequence[str], *, space: Space | None = None
     ) -> None:
         self.embedder, self.plan, self.names = embedder, plan, tuple(names)
         self.space = space or embedder.space  # for evaluation and search; during training the embedder's may differ
@@ -184,7 +185,7 @@ def load_untrained(run: str | Path, *, device: str = "auto") -> Model:
     config, (_, about) = read_json(folder.config), read_tensors(folder.model)
     plan = make_plan({**config["plan"], "device": device, "precision": "auto"}, {})
     with torch.random.fork_rng():
-        torch.manual_seed(plan.own_seed)
+        torch.manual_seed(plan.model_seed)
         method(plan.method, classes=len(about["names"]), dim=plan.dim)  # draws random numbers before the network does
         embedder = build_embedder(plan, config["space"])
     if embedder.head.linear is not None:

@@ -100,7 +100,7 @@ class Plan:
         return needed and self.select != "test"
 
     @property
-    def own_seed(self) -> int:
+    def model_seed(self) -> int:
         """The seed of this model: with folds, different for each fold and each seed of the plan.
 
         Models that start from the same head learn similar features.
