@@ -107,16 +107,20 @@ def search_queries(
 def _vectors(index: Index, queries: Sequence[Query], model: Model | None) -> list[Floats | NearkinError]:
     """The embedding of each query, or why it has none."""
     pictures = [query.pixels for query in queries if query.pixels is not None]
-    embedded = iter(model.embed(pictures).float().cpu().numpy()) if pictures and model is not None else iter(())
+    if pictures and model is None:
+        raise NearkinError("A search by picture needs the model of the index.")
+    embedded = iter(model.embed(pictures).float().cpu().numpy() if pictures and model is not None else ())
     vectors: list[Floats | NearkinError] = []
     for query in queries:
-        try:
-            if query.vector is not None:
-                vectors.append(query.vector)
-            else:
-                vectors.append(index.embeddings([query.id or ""])[0] if query.pixels is None else next(embedded))
-        except NearkinError as error:  # the item is not in the index
-            vectors.append(error)
+        if query.vector is not None:
+            vectors.append(query.vector)
+        elif query.pixels is not None:
+            vectors.append(next(embedded))
+        else:
+            try:
+                vectors.append(index.embeddings([query.id or ""])[0])
+            except NearkinError as error:  # the item is not in the index
+                vectors.append(error)
     return vectors
 
 
