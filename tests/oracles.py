@@ -1,10 +1,9 @@
-"""One naive oracle a loss: the paper's equation in float64, with plain loops over samples and references.
+"""One naive oracle per loss: the paper's equation in float64, with plain loops over samples and references.
 
 Each is `oracle(x, y, refs, ref_labels, self_row, *, space, **options) -> float`. `x` and `refs` are raw vectors as
-lists; `self_row[j]` is the batch row that reference j is, −1 where it is none; a reference of label −1 is an empty
-slot. Options are those of the loss; `weights[i][j]` multiply inside where the header puts them. `SETTINGS` are the
-options each loss is tried with besides its defaults, `LARGE` options under which what stands in the exponent reaches
-±100 on the unit sphere.
+lists; `self_row[j]` is the batch row of reference j, −1 if it is not in the batch; a reference of label −1 is an empty
+slot. Options are those of the loss; `weights[i][j]` multiply where the header says. `SETTINGS` are the options each
+loss is tested with besides its defaults, `LARGE` options with which the exponent reaches ±100 on the unit sphere.
 """
 
 import math
@@ -13,7 +12,7 @@ EMPTY = -1
 
 
 class Pairs:
-    """What every oracle needs: projected points, similarities, distances, and who is kin to whom."""
+    """What every oracle needs: projected points, similarities, distances, positives and negatives."""
 
     def __init__(self, x, y, refs, ref_labels, self_row, space, weights=None):
         self.y, self.labels = list(y), list(ref_labels)
@@ -50,7 +49,7 @@ def hinge(z):
 
 
 def mean(values):
-    """Mean; of nothing, 0."""
+    """Mean, or 0 of no values."""
     values = list(values)
     return math.fsum(values) / len(values) if values else 0.0
 
@@ -68,7 +67,7 @@ def log1p_sum(values):
 
 
 def n_pair_terms(p):
-    """One term a pair of kin."""
+    """One term per positive pair."""
     return [
         log1p_sum(p.w[i][k] * p.s[i][k] - p.w[i][j] * p.s[i][j] for k in p.N[i]) for i in range(p.B) for j in p.P[i]
     ]
@@ -199,7 +198,7 @@ def supcon(x, y, refs, ref_labels, self_row, *, temperature, space="cosine", wei
 
 
 def hard_negatives(p, key):
-    """For each row as many negatives as positives, those of smallest `key[i][j]`; of equal ones the first columns."""
+    """For each row as many negatives as positives, those of smallest `key[i][j]`; ties go to the first columns."""
     return [sorted(p.N[i], key=lambda j: (key[i][j], j))[: len(p.P[i])] for i in range(p.B)]
 
 
@@ -230,7 +229,7 @@ def contrastive(
 
 
 def proxy_anchor(x, y, refs, ref_labels, self_row, *, alpha, delta, positives, per_class, space="cosine", weights=None):
-    """Weights stand in the exponents, as Proxy-ISA has them (Eq. 12)."""
+    """Weights multiply the exponents, as in Proxy-ISA (Eq. 12)."""
     p = Pairs(x, y, refs, ref_labels, self_row, space, weights)
     pull = [log1p_sum(-alpha * p.w[i][j] * (p.s[i][j] - delta) for i in p.P_of[j]) for j in p.filled]
     push = [log1p_sum(alpha * p.w[i][j] * (p.s[i][j] + delta) for i in p.N_of[j]) for j in p.filled]
@@ -393,7 +392,7 @@ def class_similarity(s, mine, *, similarity, gamma):
 
 
 def centre_spread(p, per_class):
-    """MPA's Eq. 3: distances between the centres of a class; 0 where there is one."""
+    """MPA's Eq. 3: distances between the centres of a class; 0 if there is one."""
     if per_class == 1:
         return 0.0
     classes = classes_of(p)
@@ -457,7 +456,7 @@ ORACLES = {
     "triplet": triplet,
 }
 
-# What a loss learns besides proxies, as an oracle's arguments.
+# Parameters of losses besides proxies, as arguments of the oracle.
 STATE = {
     "margin": lambda m: {"beta": next(m.parameters()).tolist()} if m.spec.options["learn"] else {},
 }
@@ -552,7 +551,7 @@ LARGE = {
     "triplet": {},
 }
 
-# The published settings each default is: of the paper, or of its authors' code where the paper names none.
+# The published settings that are the defaults: of the paper, or of its authors' code if the paper states none.
 MPA_PUBLISHED = {"alpha": 32, "delta": 0.1, "gamma": 0.1, "tau": 0.2, "similarity": "soft", "per_class": 10}
 
 PUBLISHED = {

@@ -1,4 +1,4 @@
-"""What the contract runs over: every loss of the table in several settings, batches, and a small training loop."""
+"""Cases of the contract tests: every loss in several settings, batches, and a small training loop."""
 
 import inspect
 from typing import NamedTuple
@@ -14,7 +14,7 @@ from nearkin.methods.strategies import STRATEGIES
 
 CLASSES, DIM = 5, 4
 
-# A strategy is tried where it comes to act within a few steps of a small batch.
+# Settings in which a strategy acts within a few steps of a small batch.
 QUICK = {
     "ccp": (
         "ccp(contrastive(negative=1), per_class=2, pool=3, every=1)",
@@ -54,10 +54,10 @@ def spec_of(name, options=None):
 LOSS_SPECS = [spec_of(name, options) for name in LOSSES for options in ({}, *oracles.SETTINGS.get(name, ()))]
 LARGE_SPECS = [spec_of(name, oracles.LARGE[name]) for name in LOSSES if oracles.LARGE.get(name)]
 STRATEGY_SPECS = [spec for name in STRATEGIES for spec in QUICK.get(name, (name,))]
-# Losses that draw at random have no one value: the tests that want one leave these out, their own test has them.
-SURE_SPECS = [spec for spec in LOSS_SPECS if "drawn=True" not in spec]
+# Losses that draw at random have no fixed value; tests that need one leave them out.
+DETERMINISTIC_SPECS = [spec for spec in LOSS_SPECS if "drawn=True" not in spec]
 METHOD_SPECS = LOSS_SPECS + STRATEGY_SPECS
-# What trains for many steps: every method as it comes, and what holds or draws more than its default does.
+# Trained for many steps: every method with its defaults, and those with more state or randomness than that.
 RUN_SPECS = [s for s in METHOD_SPECS if s in LOSSES or s in STRATEGY_SPECS or "learn=True" in s or "drawn=True" in s]
 
 
@@ -67,7 +67,7 @@ def signature_of(entry):
 
 
 class Scale(torch.nn.Module):
-    """A model of images that are embeddings already."""
+    """A model for images that are embeddings already."""
 
     def __init__(self):
         super().__init__()
@@ -81,12 +81,12 @@ MODEL = Scale()
 
 
 def step_of(x, y) -> Step:
-    """A step that knows its model and images, as in the loop."""
+    """A step with model and images, as in the loop."""
     return Step(x, y, model=MODEL, images=x.detach())
 
 
 def build(spec, *, classes=CLASSES, dim=DIM, space=None, seed=0) -> Method:
-    """A method of seeded proxies, whose other parameters are moved away from their common start."""
+    """A method with seeded proxies, its other parameters moved away from their common start."""
     torch.manual_seed(seed)
     m = method(spec, classes=classes, dim=dim, space=space)
     m.bind(MODEL)
@@ -101,8 +101,8 @@ def has_proxies(spec):
     return getattr(build(spec), "proxies", None) is not None
 
 
-PAIR_SPECS = [spec for spec in SURE_SPECS if not has_proxies(spec)]
-PROXY_SPECS = [spec for spec in SURE_SPECS if has_proxies(spec)]
+PAIR_SPECS = [spec for spec in DETERMINISTIC_SPECS if not has_proxies(spec)]
+PROXY_SPECS = [spec for spec in DETERMINISTIC_SPECS if has_proxies(spec)]
 
 
 class Batch(NamedTuple):
@@ -111,7 +111,7 @@ class Batch(NamedTuple):
 
 
 def batch(size=8, *, classes=CLASSES, dim=DIM, seed=0, dtype=torch.float64) -> Batch:
-    """Random embeddings of random norm; the first two share a class, so that a positive pair is there."""
+    """Random embeddings of random norm; the first two share a class, so that there is a positive pair."""
     rng = torch.Generator().manual_seed(seed)
     x = torch.randn(size, dim, generator=rng, dtype=torch.float64)
     y = torch.randint(classes, (size,), generator=rng)
@@ -119,8 +119,8 @@ def batch(size=8, *, classes=CLASSES, dim=DIM, seed=0, dtype=torch.float64) -> B
     return Batch(x.to(dtype), y)
 
 
-def strangers(batch_, *, size=11, dim=DIM, classes=CLASSES, seed=1) -> References:
-    """References that are not the batch: some strangers, some batch rows out of order, some empty slots."""
+def other_references(batch_, *, size=11, dim=DIM, classes=CLASSES, seed=1) -> References:
+    """References that are not the batch: other vectors, some batch rows out of order, some empty slots."""
     x, y = batch_
     rng = torch.Generator().manual_seed(seed)
     v = torch.randn(size, dim, generator=rng, dtype=x.dtype)
@@ -145,13 +145,13 @@ def oracle(m, x, y, refs: References, **more):
 
 
 def value(m, x, y):
-    """The loss, where it draws at random always with the same draw."""
+    """The loss, always with the same random draw."""
     torch.manual_seed(0)
     return m(x, y)
 
 
 def gradients(m, x, y):
-    """Loss, gradient of the embeddings, gradients of the method's own parameters by name."""
+    """Loss, gradient of the embeddings, gradients of the method's parameters by name."""
     x = x.detach().clone().requires_grad_()
     m.zero_grad()
     loss = value(m, x, y)
@@ -160,7 +160,7 @@ def gradients(m, x, y):
 
 
 class Blobs(NamedTuple):
-    """Gaussian classes in a few dimensions, drowned by noise in the others."""
+    """Gaussian classes in a few dimensions, with noise in the others."""
 
     points: torch.Tensor
     labels: torch.Tensor
@@ -175,7 +175,7 @@ class Blobs(NamedTuple):
 
 
 class Run:
-    """The loop of a training run on blobs with all six verbs; what it needs to go on is `state`."""
+    """The loop of a training run on blobs with all six verbs; `state` is all it needs to resume."""
 
     def __init__(self, spec, *, seed=0, lr=0.05):
         torch.manual_seed(seed)
@@ -223,7 +223,7 @@ class Run:
         return self
 
     def neighbours(self):
-        """Percent of points whose nearest other point is kin, by cosine."""
+        """Percent of points whose nearest other point is of the same class, by cosine."""
         x = torch.nn.functional.normalize(self.embed(), dim=1)
         s = (x @ x.T).fill_diagonal_(-2)
         return 100 * float((self.blobs.labels[s.argmax(1)] == self.blobs.labels).float().mean())

@@ -1,4 +1,4 @@
-"""Finite values and gradients where batches are odd, inputs extreme or references missing."""
+"""Values and gradients are finite for odd batches, extreme inputs and missing references."""
 
 import pytest
 import torch
@@ -113,7 +113,7 @@ def test_samples_on_and_opposite_to_proxies(spec):
 
 @pytest.mark.parametrize("spec", LOSS_SPECS)
 def test_long_inner_products(spec):
-    """Unnormalised: s itself reaches ±3 (±100 at α = 32) and ±100, for kin and for others."""
+    """Unnormalised: s itself reaches ±3 (±100 at α = 32) and ±100, for positives and negatives."""
     m = build(spec, space="inner")
     x, y = random()
     x = torch.cat([x, -x])
@@ -157,7 +157,7 @@ def test_a_hundred_thousand_classes(name):
 
 @pytest.mark.parametrize("spec", PAIR_SPECS)
 def test_empty_memory_slots(spec):
-    """A memory not full yet: what stands in an empty slot changes neither value nor gradient."""
+    """A memory that is not full yet: the content of an empty slot changes neither value nor gradient."""
     m = build(spec)
     x, y = random()
     x.requires_grad_()
@@ -203,7 +203,7 @@ def test_strategies_over_a_few_odd_batches(spec):
 
 
 class NoSync(TorchDispatchMode):
-    """Refuses what would make a GPU wait for its host: reading a value, and shapes that depend on values."""
+    """Refuses operations that sync a GPU with its host: reading a value, and shapes that depend on values."""
 
     NAMES = ("_local_scalar_dense", "nonzero", "masked_select", "bincount", "unique", "repeat_interleave.Tensor")
 
@@ -224,7 +224,7 @@ def test_host_syncs_are_seen():
 
 @pytest.mark.parametrize("spec", METHOD_SPECS)
 def test_the_step_reads_nothing_back_to_the_host(spec):
-    """Loss, backward and state; `forward` also looks at the labels, where they are on the CPU."""
+    """Loss, backward and state; `forward` also checks labels if they are on the CPU."""
     m = build(spec)
     x, y = random()
     step = step_of(x.requires_grad_(), y)

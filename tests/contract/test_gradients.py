@@ -1,17 +1,17 @@
-"""Gradients: they reach what they should, and are those of the value."""
+"""Gradients reach what they should, and are those of the value."""
 
 import inspect
 
 import oracles
 import pytest
 import torch
-from contract.cases import STRATEGY_SPECS, SURE_SPECS, batch, build, gradients, oracle, step_of
+from contract.cases import DETERMINISTIC_SPECS, STRATEGY_SPECS, batch, build, gradients, oracle, step_of
 
 from nearkin.methods.relation import batch_references
 from nearkin.spec import parse
 
 
-@pytest.mark.parametrize("spec", SURE_SPECS)
+@pytest.mark.parametrize("spec", DETERMINISTIC_SPECS)
 def test_they_reach_embeddings_and_parameters(spec):
     m = build(spec).double()
     _, grad, own = gradients(m, *batch(12))
@@ -38,7 +38,7 @@ def holds_constants(spec):
     return known is not None and "frozen" in inspect.signature(known).parameters
 
 
-@pytest.mark.parametrize("spec", [spec for spec in SURE_SPECS if not holds_constants(spec)])
+@pytest.mark.parametrize("spec", [spec for spec in DETERMINISTIC_SPECS if not holds_constants(spec)])
 def test_they_are_those_of_the_value(spec):
     """Central differences in float64, at random points (kinks have no volume) and in random directions."""
     m = build(spec, classes=3, dim=3).double()
@@ -54,7 +54,7 @@ def test_they_are_those_of_the_value(spec):
         assert torch.autograd.gradcheck(loss, (x.requires_grad_(), *own), atol=1e-6, rtol=1e-5, fast_mode=True)
 
 
-@pytest.mark.parametrize("spec", [spec for spec in SURE_SPECS if holds_constants(spec)])
+@pytest.mark.parametrize("spec", [spec for spec in DETERMINISTIC_SPECS if holds_constants(spec)])
 def test_they_are_those_of_the_oracle_with_its_constants_held(spec):
     """Where weights are constants of the gradient: central differences of the oracle, its weights taken at x."""
     m = build(spec, classes=3, dim=3).double()

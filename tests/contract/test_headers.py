@@ -1,4 +1,4 @@
-"""A new row of a table arrives tested: it needs an oracle, settings that try its options, and a header."""
+"""Every row of the tables has an oracle, settings that test its options, and a header."""
 
 import importlib
 import inspect
@@ -10,7 +10,7 @@ from contract.cases import LOSSES, QUICK, STRATEGIES, build, signature_of
 
 from nearkin.methods.base import Method
 
-GIVEN = {"classes", "dim"}
+SIZES = {"classes", "dim"}
 NOT_IN_THE_VALUE = {"speed", "initial"}  # how proxies are made and moved, not what a batch costs
 SECTIONS = ("Symbols", "Settings", "Departures", "Relations")
 
@@ -20,22 +20,20 @@ def test_every_loss_has_an_oracle_and_settings(name):
     assert name in oracles.ORACLES, f"write oracles.{name}, naively, from the paper"
     weights = "weights" in inspect.signature(oracles.ORACLES[name]).parameters
     assert weights, f"oracles.{name} takes weights, which multiply inside the exponent or the hinge"
-    assert name in oracles.SETTINGS, f"say in oracles.SETTINGS which options of {name} are tried"
-    assert name in oracles.LARGE, (
-        f"say in oracles.LARGE what drives {name}'s exponent to ±100, {{}} where there is none"
-    )
+    assert name in oracles.SETTINGS, f"list in oracles.SETTINGS the options of {name} to test"
+    assert name in oracles.LARGE, f"list in oracles.LARGE options that drive {name}'s exponent to ±100, or {{}}"
 
 
 @pytest.mark.parametrize("name", LOSSES)
 def test_defaults_are_the_published_settings(name):
-    assert name in oracles.PUBLISHED, f"say in oracles.PUBLISHED which settings {name} was published with"
+    assert name in oracles.PUBLISHED, f"list in oracles.PUBLISHED the published settings of {name}"
     options = build(name).spec.options
     assert {key: options[key] for key in oracles.PUBLISHED[name]} == oracles.PUBLISHED[name]
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_every_strategy_has_a_quick_setting(name):
-    assert name in QUICK, f"say in contract/cases.py QUICK how {name} acts within a few steps"
+    assert name in QUICK, f"list in contract/cases.py QUICK settings in which {name} acts within a few steps"
 
 
 def test_tables_are_sorted():
@@ -48,7 +46,7 @@ def test_every_option_is_tried(name):
     """Each option is set away from its default in some setting, each word of a choice at least once."""
     hints = get_type_hints(LOSSES[name].__init__)
     for option, parameter in signature_of(LOSSES[name]).items():
-        if option in GIVEN | NOT_IN_THE_VALUE:
+        if option in SIZES | NOT_IN_THE_VALUE:
             continue
         tried = {repr(parameter.default)} | {repr(s[option]) for s in oracles.SETTINGS[name] if option in s}
         hint = hints[option]
@@ -66,7 +64,7 @@ def test_the_signature_is_a_schema(name):
     assert [p.name for p in positional] == (["inner"] if name in STRATEGIES else [])
     for option, parameter in signature_of(entry).items():
         assert option in hints
-        assert option in GIVEN or parameter.default is not parameter.empty, f"{name}: {option} needs a default"
+        assert option in SIZES or parameter.default is not parameter.empty, f"{name}: {option} needs a default"
     assert build(name).spec.name == name
 
 
@@ -84,12 +82,12 @@ def test_the_header_has_its_sections(name):
     lines = header.splitlines()
     sections = [line for line in lines if line in (*SECTIONS, "Algorithm")]
     for section in (*SECTIONS, *(("Algorithm",) if name in STRATEGIES else ())):
-        assert sections.count(section) == 1, f"{name}: the header wants one section {section}"
+        assert sections.count(section) == 1, f"{name}: the header needs one section {section}"
     assert "(" in header[: header.index("Symbols")], f"{name}: equations are numbered"
 
 
 @pytest.mark.parametrize("name", LOSSES)
 def test_how_a_batch_is_made(name):
-    """Losses on pairs ask for several images of a class; with proxies that is up to the paper."""
+    """Pair losses need several images per class; for proxy losses that depends on the paper."""
     m = build(name)
     assert m.images_per_class >= (2 if m.proxies is None else 0)

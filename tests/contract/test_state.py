@@ -1,4 +1,4 @@
-"""State: all of it in the state dict, float32, moved in train mode only; a stopped run goes on bit for bit."""
+"""State is in the state dict, float32, and changes only in train mode; a stopped run resumes bit for bit."""
 
 import copy
 import io
@@ -78,7 +78,7 @@ def test_a_strategy_moves_something_in_train_mode(spec):
 
 
 @pytest.mark.parametrize("spec", RUN_SPECS)
-def test_a_stopped_run_goes_on_bit_for_bit(spec):
+def test_a_stopped_run_resumes_bit_for_bit(spec):
     """2k steps = k steps, save, load into a run of another seed, k steps."""
     whole = Run(spec).steps(6)
     first = Run(spec).steps(3)

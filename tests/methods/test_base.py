@@ -1,4 +1,4 @@
-"""The builder, what a method is, and the sentences for wrong use."""
+"""The builder, the base classes, and the errors for wrong use."""
 
 import pytest
 import torch
@@ -56,7 +56,7 @@ def test_one_space_for_all(space):
     assert torch.equal(m(x * 0.3, y), alone(x * 0.3, y)), "an empty memory adds nothing"
 
 
-def test_errors_are_sentences():
+def test_error_messages():
     def refused(spec, match, **given):
         with pytest.raises(NearkinError, match=match) as caught:
             method(spec, **{"classes": 3, "dim": 4, **given})
@@ -101,12 +101,12 @@ def test_xbm_refuses_every_loss_with_proxies(name):
         (torch.zeros(2, 4), torch.tensor([0, -1]), r"Labels run from 0.*; got -1 to 0"),
     ],
 )
-def test_what_is_no_batch_is_refused(spec, x, y, match):
+def test_invalid_batches_are_refused(spec, x, y, match):
     with pytest.raises(NearkinError, match=match):
         method(spec, classes=3, dim=4)(x, y)
 
 
-def test_labels_out_of_range_are_refused_where_there_are_proxies():
+def test_labels_out_of_range_are_refused_by_proxy_losses():
     x = torch.randn(2, 4)
     with pytest.raises(NearkinError, match=r"^Labels run from 0 to 2 here; got 1 to 3\.$"):
         method("proxy_anchor", classes=3, dim=4)(x, torch.tensor([1, 3]))
@@ -136,7 +136,7 @@ def test_groups_give_a_boundary_its_speed():
     assert group["lr"] == pytest.approx(2.0)
 
 
-def test_groups_hold_every_parameter_once_and_what_is_no_proxy_at_the_plain_rate():
+def test_groups_hold_every_parameter_once_with_its_speed():
     class Both(Method):
         def __init__(self):
             super().__init__()

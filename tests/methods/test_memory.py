@@ -20,14 +20,14 @@ def contents(memory):
 
 
 def batch_of(first, size):
-    """Rows that can be told apart."""
+    """Distinct rows."""
     y = torch.arange(first, first + size)
     return torch.stack([y.float(), -y.float()], dim=1), y
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(size=st.integers(1, 9), batches=st.lists(st.lists(st.booleans(), min_size=1, max_size=14), max_size=6))
-def test_it_is_a_deque_of_what_is_kept(size, batches):
+def test_memory_equals_a_deque_of_kept_rows(size, batches):
     """Batches smaller and larger than the memory; each row kept or not."""
     memory, naive, first = Memory(size, 2), deque(maxlen=size), 0
     for keep in batches:
@@ -50,7 +50,7 @@ def test_slots_not_filled_yet_are_empty():
     assert refs.per_class == 0
 
 
-def test_a_loaded_memory_goes_on_where_it_was():
+def test_a_loaded_memory_resumes():
     memory, loaded = Memory(4, 2), Memory(4, 2)
     memory.enqueue(*batch_of(0, 4))
     memory.enqueue(*batch_of(4, 3))
@@ -75,7 +75,7 @@ def test_nothing_of_the_graph_is_kept():
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
-def test_it_holds_float32_whatever_goes_in(dtype):
+def test_memory_stays_float32(dtype):
     memory = Memory(4, 2)
     memory.enqueue(torch.ones(2, 2, dtype=dtype), torch.arange(2, dtype=torch.int32))
     assert memory.vectors.dtype == torch.float32
@@ -92,6 +92,6 @@ def test_lowering_a_whole_model_leaves_it(lower):
     assert torch.equal(memory.vectors, before)
 
 
-def test_no_entries_is_refused():
+def test_a_memory_of_size_zero_is_refused():
     with pytest.raises(NearkinError, match="at least one entry, not 0"):
         Memory(0, 2)

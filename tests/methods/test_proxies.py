@@ -41,7 +41,7 @@ LABELS = [0, 2, 0, 1, 0, 2, 0, 0]  # 5 of class 0, 1 of class 1, 2 of class 2, n
 
 
 def naive_means(x, old, per_class):
-    """Proxy k of a class: the mean of its samples k, k + K, k + 2K, …; what has none keeps what it was."""
+    """Proxy k of a class: the mean of its samples k, k + K, k + 2K, …; without any it stays as it was."""
     out = []
     for c in range(4):
         rows = [i for i, label in enumerate(LABELS) if label == c]

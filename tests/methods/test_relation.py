@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from nearkin.errors import NearkinError
-from nearkin.methods import relation as similarity
+from nearkin.methods import relation as module
 from nearkin.methods.relation import (
     EMPTY,
     References,
@@ -103,7 +103,7 @@ def test_a_sample_never_meets_itself():
 
 
 def test_self_pairs_follow_the_rows_given():
-    """References may hold some batch rows in another order, and strangers (row −1)."""
+    """References may hold some batch rows in another order, and other vectors (row −1)."""
     y = torch.tensor([0, 1, 0])
     refs = References(some(4, 3, seed=1), torch.tensor([0, 0, 1, 0]), torch.tensor([2, 0, 1, -1]))
     r = relate(some(3, 3), y, refs, Space.COSINE)
@@ -111,7 +111,7 @@ def test_self_pairs_follow_the_rows_given():
     assert r.neg.tolist() == [[False, False, True, False], [True, True, False, True], [False, False, True, False]]
 
 
-def test_empty_slots_are_kin_to_nobody_not_even_to_a_sample_of_the_same_label():
+def test_empty_slots_are_neither_positive_nor_negative():
     r = relate(
         some(2, 3), torch.tensor([EMPTY, 0]), References(some(2, 3, seed=1), torch.tensor([EMPTY, EMPTY])), Space.BALL
     )
@@ -165,7 +165,7 @@ def test_zero_vectors_have_finite_gradients_in_every_space():
 
 
 def plain(x, y, refs, space):
-    """What `relate` does, left to autograd."""
+    """`relate` with autograd's gradient."""
     a, v = space.project(x), space.project(refs.vectors)
     return space.pairwise(a, v), a, v
 
@@ -173,8 +173,8 @@ def plain(x, y, refs, space):
 @pytest.mark.parametrize("block", [1, 20, 2**21])
 @pytest.mark.parametrize("space", Space)
 def test_gradients_are_those_of_the_plain_product(space, block, monkeypatch):
-    """`relate` has a gradient of its own, in blocks of references: of s alone, of the vectors alone, and of both."""
-    monkeypatch.setattr(similarity._Compare, "BLOCK", block)
+    """`relate` has a gradient of its own, in blocks of references: of s, of the vectors, and of both."""
+    monkeypatch.setattr(module._Compare, "BLOCK", block)
     x, w = some(3, 4, scale=0.7).requires_grad_(), some(7, 4, seed=1, scale=0.6).requires_grad_()
     with torch.no_grad():
         w[2], w[3] = 0, 1e-9  # below the floor of the cosine
@@ -195,7 +195,7 @@ def test_gradients_are_those_of_the_plain_product(space, block, monkeypatch):
 
 
 @pytest.mark.parametrize("space", Space)
-def test_gradients_reach_one_side_alone_and_both_where_they_are_the_same(space):
+def test_gradients_reach_each_side_and_shared_sides(space):
     x, w, y = some(3, 4), some(5, 4, seed=1), torch.arange(3)
     for left, right in ((True, False), (False, True)):
         a, b = x.clone().requires_grad_(left), w.clone().requires_grad_(right)
@@ -229,7 +229,7 @@ def lines(z, mask, by):
 
 
 def naive_log_of_sum(values, one):
-    """log(Σ exp) about the largest value; math.fsum, so that it is right where exp alone would overflow."""
+    """log(Σ exp) about the largest value; math.fsum, so that it is right where exp would overflow."""
     values = values + [0.0] * one
     top = max(values)
     return top + math.log(math.fsum(math.exp(v - top) for v in values))
@@ -327,7 +327,7 @@ def test_second_derivatives(space):
 
 @pytest.mark.parametrize("space", [Space.COSINE, Space.BALL])
 def test_zero_vectors_and_the_rim_of_the_ball(space):
-    """Where a norm is 0, or just 1, the gradient is that of the steps."""
+    """At norms of exactly 0 and 1 the gradient is that of autograd."""
     x, w = sides(torch.float32)
     with torch.no_grad():
         w[0] = 0

@@ -1,4 +1,4 @@
-"""Batches: what an epoch holds, and that any batch can be had without those before it."""
+"""Batches: the content of an epoch, and any batch by its number."""
 
 from itertools import islice
 
@@ -113,6 +113,6 @@ def test_classes_are_drawn_equally_often_over_epochs() -> None:
         (lambda: per_class(UNEVEN, 60, images=2, seed=0), "cannot be drawn from 40"),
     ],
 )
-def test_mistakes_are_sentences_at_once(call: object, sentence: str) -> None:
+def test_invalid_arguments_are_refused_at_once(call: object, sentence: str) -> None:
     with pytest.raises(NearkinError, match=sentence):
         call()  # type: ignore[operator]

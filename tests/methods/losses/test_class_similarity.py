@@ -1,4 +1,4 @@
-"""From proxies to classes: gradients that are formed by hand, proxies that coincide, and what it costs in memory."""
+"""From proxies to classes: handwritten gradients, coinciding proxies, and memory use."""
 
 import loss_speed
 import pytest
@@ -61,7 +61,7 @@ def test_proxies_that_coincide_have_a_finite_gradient(dtype):
     assert bool(w.grad.isfinite().all())
 
 
-def test_one_proxy_a_class_has_no_regulariser():
+def test_one_proxy_per_class_has_no_regulariser():
     w = vectors(C, 1)
     r = relate(vectors(3, 0), torch.tensor([0, 3, 3]), References(w, torch.arange(C), None, 1), Space.COSINE)
     assert float(regulariser(r, tau=1.0)) == 0

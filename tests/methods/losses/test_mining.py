@@ -1,4 +1,4 @@
-"""What the losses' own mining picks, against naive selection; distance-weighted draws against their distribution."""
+"""The mining of the losses against naive selection; distance-weighted draws against their distribution."""
 
 import pytest
 import torch
@@ -56,11 +56,11 @@ def test_multi_similarity(kind, seed):
     r = relation(kind, seed)
     pos, neg = mine(r, epsilon=0.1)
     for i in range(len(r.rows)):
-        kin, others = sides(r, i)
-        hard_kin = [j for j in kin if others and r.s[i, j] - 0.1 < max(r.s[i, k] for k in others)]
-        hard_others = [j for j in others if kin and r.s[i, j] + 0.1 > min(r.s[i, k] for k in kin)]
-        assert pos[i].nonzero().flatten().tolist() == hard_kin
-        assert neg[i].nonzero().flatten().tolist() == hard_others
+        positives, negatives = sides(r, i)
+        mined_positives = [j for j in positives if negatives and r.s[i, j] - 0.1 < max(r.s[i, k] for k in negatives)]
+        mined_negatives = [j for j in negatives if positives and r.s[i, j] + 0.1 > min(r.s[i, k] for k in positives)]
+        assert pos[i].nonzero().flatten().tolist() == mined_positives
+        assert neg[i].nonzero().flatten().tolist() == mined_negatives
     assert pos.sum() < r.pos.sum()
     assert 0 < neg.sum() < r.neg.sum()
 
@@ -71,8 +71,8 @@ def test_hard_negatives(kind, seed):
     r = relation(kind, seed)
     picked = hard_negatives(r, -distance(r))
     for i in range(len(r.rows)):
-        kin, others = sides(r, i)
-        nearest = sorted(others, key=lambda j: -r.s[i, j])[: len(kin)]
+        positives, negatives = sides(r, i)
+        nearest = sorted(negatives, key=lambda j: -r.s[i, j])[: len(positives)]
         assert set(picked[i].nonzero().flatten().tolist()) == set(nearest)
 
 
@@ -86,9 +86,9 @@ def test_triplets_are_counted_without_being_listed(kind, seed, semi_hard):
     k, m = memberships(r, u, margin=0.5, semi_hard=semi_hard)
     naive_k, naive_m = torch.zeros_like(k), torch.zeros_like(m)
     for i in range(len(r.rows)):
-        kin, others = sides(r, i)
-        for j in kin:
-            for n in others:
+        positives, negatives = sides(r, i)
+        for j in positives:
+            for n in negatives:
                 if u[i, n] < u[i, j] + 0.5 and (u[i, n] > u[i, j] or not semi_hard):
                     naive_k[i, j] += 1
                     naive_m[i, n] += 1

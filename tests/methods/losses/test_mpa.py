@@ -176,10 +176,10 @@ def eq5(S, i, c):
 
 def eq8(S, i, c):
     """MPA."""
-    kin = int(Y[i]) == c
-    sign = -1 if kin else 1
-    classes = len(set(Y.tolist())) if kin else C
-    terms = {j: math.exp(sign * ALPHA * (S[j][c] + sign * DELTA)) for j in range(len(Y)) if (int(Y[j]) == c) == kin}
+    same = int(Y[i]) == c
+    sign = -1 if same else 1
+    classes = len(set(Y.tolist())) if same else C
+    terms = {j: math.exp(sign * ALPHA * (S[j][c] + sign * DELTA)) for j in range(len(Y)) if (int(Y[j]) == c) == same}
     return sign * ALPHA / classes * terms[i] / (1 + sum(terms.values()))
 
 

@@ -29,7 +29,7 @@ def build(spec, space=None):
 
 
 def agree(ours, theirs, *tensors):
-    """The same value and, where tensors are given, the same gradient of each."""
+    """The same value and, for the given tensors, the same gradients."""
     torch.testing.assert_close(ours.detach(), theirs.detach(), **TOLERANCE)
     assert ours.detach() > 0.01
     for a, b in zip(torch.autograd.grad(ours, tensors), torch.autograd.grad(theirs, tensors), strict=True):
@@ -102,18 +102,18 @@ def test_semi_hard_triplets():
 def hard_pairs(x, y):
     """Naive: for each sample its positives, farthest first, with as many of the nearest negatives."""
     d = torch.cdist(*2 * [torch.nn.functional.normalize(x.detach(), dim=1)])
-    anchors, kin, others = [], [], []
+    anchors, positives, negatives = [], [], []
     for i in range(len(y)):
         positives = sorted((j for j in range(len(y)) if y[j] == y[i] and j != i), key=lambda j: -d[i, j])
         negatives = sorted((j for j in range(len(y)) if y[j] != y[i]), key=lambda j: d[i, j])
         for j, k in zip(positives, negatives, strict=False):
             anchors.append(i)
-            kin.append(j)
-            others.append(k)
-    return tuple(map(torch.tensor, (anchors, kin, others)))
+            positives.append(j)
+            negatives.append(k)
+    return tuple(map(torch.tensor, (anchors, positives, negatives)))
 
 
-def test_hard_mining_where_theirs_is_given_the_same_pairs():
+def test_hard_mining_on_the_same_pairs():
     x, y = batch()
     x.requires_grad_()
     a, p, n = hard_pairs(x, y)
@@ -151,7 +151,7 @@ def test_n_pair_of_first_and_second_images():
 
 
 def test_ranked_list():
-    """In value alone: theirs lets gradients through the weights. It adds 1e-5 to every weight, and halves the sum."""
+    """Only the value: theirs lets gradients through the weights. It adds 1e-5 to every weight, and halves the sum."""
     x, y = batch()
     theirs = 2 * losses.RankedListLoss(margin=0.4, Tn=4, imbalance=0.5, alpha=1.2)(x, y)
     ours = build("ranked_list(temperature=4)")(x, y)

@@ -1,4 +1,4 @@
-"""Options that make no sense are refused when a loss is built, in a sentence that names them."""
+"""Invalid options are refused when a loss is built, by name."""
 
 import inspect
 import math
@@ -10,7 +10,7 @@ from nearkin.methods.catalogue import method
 from nearkin.methods.losses import LOSSES
 
 SHARPNESS = ("scale", "gamma", "temperature", "alpha", "beta")
-"""What exponents are multiplied or divided by: below 0 near and far would change places."""
+"""What exponents are multiplied or divided by: below 0, near and far would swap."""
 
 
 def options(name):

@@ -1,4 +1,4 @@
-"""What the headers say of one another: a loss that is another at some setting has its value there."""
+"""The Relations in the headers: a loss that equals another at some setting has the same value there."""
 
 import pytest
 import torch

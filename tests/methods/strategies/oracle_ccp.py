@@ -1,34 +1,34 @@
 """CCP by plain loops in float64, from the paper and the notes on its authors' code (Gürbüz, Can, Alatan: Deep Metric
-Learning with Chance Constraints). Vectors are lists (or tensors, turned to lists at the door).
+Learning with Chance Constraints). Vectors are lists (tensors are converted).
 
 From the paper: the greedy choice, Algorithm 2; the alternation and its gradients, Algorithm 1 and Eq. 14; the loss of
 the toy run, Eq. 5 with the averages of Algorithm 1; the normalisation, §IV-D; covering radius and inter-class distance,
-§V-B and Figs. 2, 3, 10. From the authors' code: what seeds, what is snapshot, when it alternates (readings 6 to 9).
+§V-B and Figs. 2, 3, 10. From the authors' code: the seeds, the snapshots, when it alternates (readings 6 to 9).
 
 Readings
- 1. Algorithm 2 for one class: q = argmax over the pool without what is taken of the least distance to the old proxies
-    and what is taken; of equal ones the first in the pool. K picks replace all K. Things are taken by place in the
-    pool, not by value. Where the pool is exhausted (b < K) it is opened again: then all are at distance 0 and the
-    first is taken, which only shows that K picks are always made.
- 2. Distances are between vectors as given: the authors' code gives raw embeddings and raw proxies, before the
+ 1. Algorithm 2 for one class: q = argmax over the remaining pool of the smallest distance to the old proxies and
+    earlier picks; ties go to the first in the pool. K picks replace all K. Picks are identified by position in the
+    pool, not by value. If the pool is exhausted (b < K) it is used again: then all are at distance 0 and the first is
+    picked, which only shows that K picks are always made.
+ 2. Distances are between the vectors passed in: the authors' code gives raw embeddings and raw proxies, before the
     normalisation to the ball; the text writes f(s; θ) without saying.
  3. First draw: the text seeds with random samples, the code with the zero vector (the first pick is the one of largest
-    norm). Seeds are an argument: the caller says.
+    norm). Seeds are an argument.
  4. Covering radius: "we take k samples with minimum cover for k ∈ [n] … then the average of these radii". The cover of
-    k samples is the farthest that any sample of the class is from its nearest of the k. `exact=True` finds the k best
-    by trying all; else greedy: the best one for k = 1, then always the sample that is farthest (first of equal ones).
-    Averaged over k = 1 … n for a class (the last is 0), then over classes, each class the same weight.
- 5. Mean inter-class distance: over all pairs of samples of different classes, each pair the same weight.
+    k samples is the largest distance of any sample of the class to its nearest of the k. `exact=True` finds the k best
+    by trying all; else greedy: the best one for k = 1, then always the farthest sample (ties go to the first). Averaged
+    over k = 1 … n for a class (the last is 0), then over classes with equal weight.
+ 5. Mean inter-class distance: over all pairs of samples of different classes, with equal weight.
  6. Patience: a score is an improvement if it is above the best *of this sub-problem* by more than `least` (1e-5 in the
-    code, of scores in [0, 1]). The first score of a sub-problem always is. The `patience`-th score in a row that is
-    none ends the sub-problem: so one lasts patience + 1 checks at least. A score of NaN is no improvement.
+    code, of scores in [0, 1]). The first score of a sub-problem always is. The `patience`-th score in a row without an
+    improvement ends the sub-problem, so it lasts at least patience + 1 checks. NaN is no improvement.
  7. At an improvement θ and ρ are copied. At the end of a sub-problem θ* := the copied θ, seeds := the copied ρ, the
-    best is forgotten; θ itself is not rolled back, and the pool is embedded with θ as it is.
+    best score is reset; θ itself is not rolled back, and the pool is embedded with the current θ.
  8. λ is 0 in the first sub-problem, then constant. The text has λ throughout, with a random θ* in the first.
  9. The pull λ(θ − θ*) is on the network only, never on the proxies; it is added to the gradient before the optimiser.
 10. The loss averages over all m·|ρ| pairs (Algorithm 1); every proxy takes part in every step. Embeddings and proxies
-    are put into the ball in the loss; the stored proxy stays raw.
-11. Samples in place of proxies (§V-B) are not here.
+    are projected into the ball in the loss; the stored proxy stays raw.
+11. Samples instead of proxies (§V-B) are not implemented here.
 """
 
 import itertools
@@ -46,7 +46,7 @@ def lists(a):
 
 
 def k_center(pool, seeds, K):
-    """Places in the pool of the K picks, in the order they are made."""
+    """Positions in the pool of the K picks, in order."""
     pool, seeds = lists(pool), lists(seeds)
     taken = []
     for _ in range(K):
@@ -61,7 +61,7 @@ def k_center(pool, seeds, K):
 
 
 def redraw(pool, pool_labels, proxies, proxy_labels):
-    """Algorithm 2: new vectors for all proxies, class by class, each class's in the order of their picks."""
+    """Algorithm 2: new vectors for all proxies, class by class, in the order of the picks."""
     pool, pool_labels = lists(pool), lists(pool_labels)
     proxies, proxy_labels = lists(proxies), lists(proxy_labels)
     new = [None] * len(proxies)
@@ -78,7 +78,7 @@ def redraw(pool, pool_labels, proxies, proxy_labels):
 
 
 def cover(points, chosen):
-    """The farthest that a point is from its nearest chosen one."""
+    """The largest distance of a point to its nearest chosen one."""
     return max(min(math.dist(p, points[c]) for c in chosen) for p in points)
 
 
@@ -121,7 +121,7 @@ class Patience:
         self.best, self.stale, self.problem = -math.inf, 0, 0
 
     def check(self, score):
-        """ "better", "stale" or "renew"; after "renew" the next sub-problem has begun."""
+        """ "better", "stale" or "renew"; after "renew" the next sub-problem has started."""
         if score > self.best + self.least:
             self.best, self.stale = score, 0
             return "better"

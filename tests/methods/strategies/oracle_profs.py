@@ -1,39 +1,40 @@
-"""PROFS by plain loops in float64, from the paper alone (Can, Gürbüz, Alatan: Deep Metric Learning with Alternating
-Projections onto Feasible Sets). Vectors are lists (or tensors, turned to lists at the door).
+"""PROFS by plain loops in float64, from the paper only (Can, Gürbüz, Alatan: Deep Metric Learning with Alternating
+Projections onto Feasible Sets). Vectors are lists (tensors are converted).
 
 From the paper: the steps of a projection, §5.4; batches, representatives and the anchor of the weights, Algorithm 1;
-the objectives, Eq. 3.1–3.3, 4.6 and §3; what is left out of them, §5.3; hard pairs, §5.3; hard negative classes, §4.
-Lifted structure, N-pair and angular loss are of their own papers (Oh Song 2016; Sohn 2016; Wang 2017).
+the objectives, Eq. 3.1–3.3, 4.6 and §3; terms left out of them, §5.3; hard pairs, §5.3; hard negative classes, §4.
+Lifted structure, N-pair and angular loss follow their own papers (Oh Song 2016; Sohn 2016; Wang 2017).
 
 Readings
- 1. M = ⌈ρ / p⌉ with p = B/(I·L), exactly (ρ as the number it is in binary).
- 2. A batch has B/I classes; of each the representative, once, before the class's other rows, and I − 1 other images of
-    it. Where a class has fewer than I, some image comes again; which one is open, and not looked at. Which row is
-    whose is read from the batch, not from its layout.
- 3. Representatives and θ⁽ᵏ⁾ change together, before steps 0, M, 2M …; θ⁽ᵏ⁾ is the network as it is then, so the pull is
-    0 at the first step of each projection. λ multiplies ½‖θ⁽ᵏ⁾ − θ‖² (Eq. 4.6, §5.2; Eq. 4.7 and Algorithm 1 print
-    none). Whether a representative may be drawn again is open (§4 asks for disjoint sets, then for random ones).
- 4. A pair is (representative r, any other row j), as (l, j) ∈ Y × N in Eq. 4.6: two representatives meet twice, once
-    from each side. Never a row with itself; a representative with a copy of its own image in another row is kin.
- 5. Contrastive, margin: all such pairs, |P| their number (with mining: after it). ε of the margin loss is the class's
-    of the representative where there is one a class.
+ 1. M = ⌈ρ / p⌉ with p = B/(I·L), exactly (ρ as its binary value).
+ 2. A batch has B/I classes; of each the representative, once, before the other rows of the class, and I − 1 other
+    images of it. If a class has fewer than I, some image is repeated; which one is not checked. Which row belongs to
+    which image is read from the batch, not from its layout.
+ 3. Representatives and θ⁽ᵏ⁾ change together, before steps 0, M, 2M …; θ⁽ᵏ⁾ is the current network, so the pull is 0 at
+    the first step of each projection. λ multiplies ½‖θ⁽ᵏ⁾ − θ‖² (Eq. 4.6, §5.2; Eq. 4.7 and Algorithm 1 print none).
+    Whether a representative may be drawn again is open (§4 asks for disjoint sets, then for random ones).
+ 4. A pair is (representative r, any other row j), as (l, j) ∈ Y × N in Eq. 4.6: two representatives form two pairs, one
+    from each side. Never a row with itself; a representative and a copy of its own image in another row are positive.
+ 5. Contrastive, margin: all such pairs, |P| their number (with mining: after it). ε of the margin loss is that of the
+    representative's class if there is one per class.
  6. Triplet: the representative is i of (i, j⁺, j⁻): so both distances have it on one side. |T| counts all triplets;
     `over="nonzero"` those that are not 0.
- 7. Lifted: kin pairs (r, j) once; of r all negatives in the batch, of j the negatives that are representatives.
+ 7. Lifted: positive pairs (r, j) once; of r all negatives in the batch, of j the negatives that are representatives.
  8. N-pair, angular ("consistent with PROFS" as they are): the representatives are the "positives" x⁺ of the N-pair
     batch; each other row i is compared with its own and with those of the other classes, which are its negatives. One
-    term a row that is no representative. In the angular loss a and p stand alike, and the third side is of two
-    representatives. `anchors="representatives"` (N-pair only) has r compared with its kin and all rows of others.
-    The norm term of N-pair is of the rows that take part: non-representatives and representatives.
- 9. Hard pairs: for each representative as many negatives as it has kin in the batch, the nearest, other
-    representatives among them; of equal ones the first rows. Triplets: the farthest kin with the nearest negative,
-    the next with the next.
-10. Hard classes: N = B/I classes a batch; ⌈N/2⌉ are drawn, then each drawn class in the order of the draw brings the
-    nearest class (by the kept embeddings) that is not in the batch already, until there are N; of equal ones the
-    lowest. A class never embedded is no candidate, and brings none. What is then missing is drawn: `spare` in order.
-11. The kept embedding of a class stays when its representative changes, until the new one is embedded (`forget=False`);
-    `forget=True` empties all at a new projection: "a representative never embedded yet is not a candidate".
-12. The space is an argument: distances and inner products are of the vectors as the space has them.
+    term per row that is not a representative. In the angular loss a and p are treated alike, and the third side is of
+    two representatives. `anchors="representatives"` (N-pair only) compares r with its positives and all rows of other
+    classes. The norm term of N-pair is of the rows that take part: non-representatives and representatives.
+ 9. Hard pairs: for each representative as many negatives as it has positives in the batch, the nearest, including other
+    representatives; ties go to the first rows. Triplets: the farthest positive with the nearest negative, the next with
+    the next.
+10. Hard classes: N = B/I classes per batch; ⌈N/2⌉ are drawn, then each drawn class in the order of the draw adds the
+    nearest class (by the stored embeddings) that is not in the batch yet, until there are N; ties go to the lowest. A
+    class never embedded is no candidate and adds none. Missing classes are drawn: `spare` in order.
+11. The stored embedding of a class stays when its representative changes, until the new one is embedded
+    (`forget=False`); `forget=True` empties all at a new projection: "a representative never embedded yet is not a
+    candidate".
+12. The space is an argument: distances and inner products are of the projected vectors.
 """
 
 import math
@@ -104,7 +105,7 @@ def hard_classes(drawn, embeddings, count, spare=()):
 
 
 class Kept:
-    """The last embedding of every class's representative, None where there is none yet."""
+    """The last embedding of each class's representative, None if there is none yet."""
 
     def __init__(self, classes, forget=False):
         self.vectors, self.forget = [None] * classes, forget
@@ -124,7 +125,7 @@ class Kept:
 
 
 def pairs(y, rows):
-    """All (r, j, kin?) of a batch with the representatives at `rows` (reading 4)."""
+    """All (r, j, positive?) of a batch with the representatives at `rows` (reading 4)."""
     y = lists(y)
     return [(r, j, y[r] == y[j]) for r in rows for j in range(len(y)) if j != r]
 
@@ -134,10 +135,10 @@ def hard_pairs(x, y, rows, space="cosine"):
     x, y = [point(v, space) for v in lists(x)], lists(y)
     out = []
     for r in rows:
-        kin = [j for j in range(len(y)) if y[j] == y[r] and j != r]
+        same = [j for j in range(len(y)) if y[j] == y[r] and j != r]
         other = [j for j in range(len(y)) if y[j] != y[r]]
-        hardest = sorted(other, key=lambda j: (math.dist(x[r], x[j]), j))[: len(kin)]
-        out += [(r, j, True) for j in kin] + [(r, j, False) for j in hardest]
+        hardest = sorted(other, key=lambda j: (math.dist(x[r], x[j]), j))[: len(same)]
+        out += [(r, j, True) for j in same] + [(r, j, False) for j in hardest]
     return out
 
 
@@ -167,9 +168,9 @@ def projection(x, y, rows, *, positive, negative, space="cosine"):
     """The sum of Eq. 4.6 over the batch: ε⁺ and ε⁻ are `positive` and `negative`."""
     v = [point(a, space) for a in lists(x)]
     out = 0.0
-    for r, j, kin in pairs(y, rows):
+    for r, j, same in pairs(y, rows):
         d = math.dist(v[r], v[j])
-        out += hinge(d - positive) if kin else hinge(negative - d)
+        out += hinge(d - positive) if same else hinge(negative - d)
     return out
 
 
@@ -177,19 +178,19 @@ def contrastive(x, y, rows, *, margin, mining="all", space="cosine"):
     """Eq. 3.1; ε is `margin`."""
     v = [point(a, space) for a in lists(x)]
     terms = []
-    for r, j, kin in chosen_pairs(x, y, rows, mining, space):
+    for r, j, same in chosen_pairs(x, y, rows, mining, space):
         d = math.dist(v[r], v[j])
-        terms.append(d**2 if kin else hinge(margin - d) ** 2)
+        terms.append(d**2 if same else hinge(margin - d) ** 2)
     return mean(terms)
 
 
 def margin(x, y, rows, *, delta, boundary, mining="all", over="all", space="cosine"):
-    """Eq. 3.3; ε is `boundary`, a number or one a class."""
+    """Eq. 3.3; ε is `boundary`, a number or one per class."""
     v, y = [point(a, space) for a in lists(x)], lists(y)
     terms = []
-    for r, j, kin in chosen_pairs(x, y, rows, mining, space):
+    for r, j, same in chosen_pairs(x, y, rows, mining, space):
         d, e = math.dist(v[r], v[j]), boundary[y[r]] if isinstance(boundary, (list, tuple)) else boundary
-        terms.append(hinge(d - e + delta) if kin else hinge(e + delta - d))
+        terms.append(hinge(d - e + delta) if same else hinge(e + delta - d))
     return mean(t for t in terms if t > 0 or over == "all")
 
 
@@ -199,12 +200,12 @@ def triplet(x, y, rows, *, margin, mining="all", over="all", squared=True, space
     terms = []
     for r in rows:
         u = [math.dist(v[r], a) ** (2 if squared else 1) for a in v]
-        kin = [j for j in range(len(y)) if y[j] == y[r] and j != r]
+        same = [j for j in range(len(y)) if y[j] == y[r] and j != r]
         other = [j for j in range(len(y)) if y[j] != y[r]]
-        triplets = [(j, k) for j in kin for k in other]
+        triplets = [(j, k) for j in same for k in other]
         if mining == "hard":
             hardest = [j for a, j, alike in hard_pairs(x, y, rows, space) if a == r and not alike]
-            triplets = list(zip(sorted(kin, key=lambda j: (-u[j], j)), hardest, strict=False))
+            triplets = list(zip(sorted(same, key=lambda j: (-u[j], j)), hardest, strict=False))
         if mining == "semi_hard":
             triplets = [(j, k) for j, k in triplets if u[j] < u[k] < u[j] + margin]
         terms += [hinge(u[j] - u[k] + margin) for j, k in triplets]
@@ -212,11 +213,11 @@ def triplet(x, y, rows, *, margin, mining="all", over="all", squared=True, space
 
 
 def lifted(x, y, rows, *, margin, smooth=True, space="euclidean"):
-    """Lifted structure without the terms of two rows that are no representatives (§5.3); α is `margin`."""
+    """Lifted structure without the terms of two rows that are not representatives (§5.3); α is `margin`."""
     v, y = [point(a, space) for a in lists(x)], lists(y)
     terms = []
-    for r, j, kin in pairs(y, rows):
-        if kin:
+    for r, j, same in pairs(y, rows):
+        if same:
             reach = [margin - math.dist(v[r], v[k]) for k in range(len(y)) if y[k] != y[r]]
             reach += [margin - math.dist(v[j], v[k]) for k in rows if y[k] != y[j]]
             J = (log_sum(reach) if smooth else max(reach)) + math.dist(v[r], v[j]) if reach else -math.inf
@@ -225,7 +226,7 @@ def lifted(x, y, rows, *, margin, smooth=True, space="euclidean"):
 
 
 def n_pair(x, y, rows, *, norm=0.0, anchors="samples", space="inner"):
-    """log(1 + Σ_k exp(xᵀv_k − xᵀv⁺)), the mean over pairs of kin."""
+    """log(1 + Σ_k exp(xᵀv_k − xᵀv⁺)), the mean over positive pairs."""
     v, y = [point(a, space) for a in lists(x)], lists(y)
     others = [i for i in range(len(y)) if i not in rows]
     terms = []
@@ -240,7 +241,7 @@ def n_pair(x, y, rows, *, norm=0.0, anchors="samples", space="inner"):
 
 
 def angular(x, y, rows, *, angle, n_pair_weight=0.0, space="cosine"):
-    """log(1 + Σ_k exp(4 tan²α (x + v⁺)ᵀv_k − 2(1 + tan²α) xᵀv⁺)), the mean over pairs of kin; α is `angle`°."""
+    """log(1 + Σ_k exp(4 tan²α (x + v⁺)ᵀv_k − 2(1 + tan²α) xᵀv⁺)), the mean over positive pairs; α is `angle`°."""
     v, y = [point(a, space) for a in lists(x)], lists(y)
     t = math.tan(math.radians(angle)) ** 2
     terms = []

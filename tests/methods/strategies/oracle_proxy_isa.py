@@ -1,5 +1,5 @@
-"""Proxy-ISA by plain loops in float64, from the paper alone (Li, Sato, Ishikawa, Kawakami, Yokota: Informative
-Sample-Aware Proxy for Deep Metric Learning). Vectors are lists (or tensors, turned to lists at the door).
+"""Proxy-ISA by plain loops in float64, from the paper only (Li, Sato, Ishikawa, Kawakami, Yokota: Informative
+Sample-Aware Proxy for Deep Metric Learning). Vectors are lists (tensors are converted).
 
 From the paper: effective number, Eq. 8; learned and average similarity, Eq. 10; the loss, Eq. 13 (12); ν, η, the
 weights and the decay σ, Eq. 14–17; the order of events, Algorithm 1; the penalties of Table 3; Proposition 1, Eq. 6–7
@@ -7,28 +7,27 @@ and 18–19.
 
 Readings
  1. n of E_n counts the samples of the class in *earlier* batches (`now=False`): E_n says what was learned, and
-    Algorithm 1 changes no state before the loss. `now=True` counts the batch at hand first. `count="batches"` counts
+    Algorithm 1 changes no state before the loss. `now=True` counts the current batch first. `count="batches"` counts
     batches with the class in them instead of samples. Outliers count; so do batches before the queue is on.
  2. A class never seen has E_0 = 0, ν = 1, σ = 1, S_avg = 0, hence η = 1 + k + λ and ω⁻ = 1 by max(1, E).
- 3. Weights, η and the filter use S_avg as the last step left it; it is updated after the loss, for the classes of the
-    batch only (outliers' classes too), over the queue as it then is, and only while the queue is on. A class of the
-    batch without an entry in the queue (T_c = 0) keeps its S_avg.
+ 3. Weights, η and the filter use S_avg after the last step; it is updated after the loss, for the classes of the batch
+    only (outliers' classes too), over the queue at that time, and only while the queue is on. A class of the batch
+    without an entry in the queue (T_c = 0) keeps its S_avg.
  4. "Against the current proxies": `moved` are the proxies after the optimiser's step, if the caller updates then; by
     default those of the loss, since Algorithm 1 is one iteration on one P.
- 5. Filter off: ω⁺ = 1, nothing is an outlier, ω⁻ by Eq. 16 all the same. Filter on with the queue off is possible and
-    does what is written.
- 6. The queue is FIFO: samples go in in the order of the batch, and the oldest leave when there are more than T.
-    A batch of more than T leaves its last T. Embeddings are stored as they came; only cosines are taken of them.
- 7. An outlier has S < hS_avg − η, strictly; the informative range is closed on both sides; ω⁻ is cut where
-    S < hS_avg − η, strictly (Eq. 16 and Algorithm 1 agree).
+ 5. Filter off: ω⁺ = 1, nothing is an outlier, ω⁻ still by Eq. 16. Filter on with the queue off is possible.
+ 6. The queue is FIFO: samples are added in the order of the batch, and the oldest are removed beyond T. Of a batch of
+    more than T the last T stay. Embeddings are stored unchanged; only cosines are taken of them.
+ 7. An outlier has S < hS_avg − η, strictly; the informative range is closed on both sides; ω⁻ is cut where S < hS_avg −
+    η, strictly (Eq. 16 and Algorithm 1 agree).
  8. ω̄_c⁺ averages over the samples of class c, ω̄_c⁻ over those of the other classes. Where a class has no negative in
     the batch (a batch of one class) ω̄_c⁻ is `alone` = 1, so that ω ≡ 1 gives Proxy-Anchor's Eq. 4.
- 9. Table 3: the penalty stands where σ stands in Eq. 16, so ω⁺ is 1 + penalty in the informative range and the penalty
-    outside it; 1/E_n is 1/max(1, E_n) as in Eq. 16. "1 (no penalty)" is ω = 1 everywhere, in the range too: that
-    column's scores are Proxy-Anchor's. `inside="one"` has 1 in the range in place of 1 + penalty.
+ 9. Table 3: the penalty replaces σ in Eq. 16, so ω⁺ is 1 + penalty in the informative range and the penalty outside it;
+    1/E_n is 1/max(1, E_n) as in Eq. 16. "1 (no penalty)" is ω = 1 everywhere, in the range too: that column's scores
+    are Proxy-Anchor's. `inside="one"` has 1 in the range instead of 1 + penalty.
 10. Proxy-NCA (Fig. 11b) is not written out: "apply the adaptive weighting scores directly". Here they multiply the
     squared distances of unit vectors in the exponents, as they multiply α(δ ∓ S) in Eq. 12, and the loss is the mean
-    over samples of −log(e^{−ω⁺d²(x, p_y)} / Σ_{c≠y} e^{−ω⁻d²(x, p_c)}); no averages ω̄, for there are no two sums.
+    over samples of −log(e^{−ω⁺d²(x, p_y)} / Σ_{c≠y} e^{−ω⁻d²(x, p_c)}); no averages ω̄, since there are no two sums.
 11. Proposition 1: P(δ) takes part in the entropy (Eq. 19 holds only so); its own payoff is 0. Maximising freely over
     the simplex of the samples and that one more outcome gives P(δ) of Eq. 7.
 """
@@ -112,7 +111,7 @@ def nca_loss(S, y, w_plus, w_minus, *, scale=1.0):
 
 
 class Run:
-    """Algorithm 1, batch after batch. All it knows is readable: n, S_avg, queue; of the last step also E, nu, eta,
+    """Algorithm 1, batch after batch. Readable state: n, S_avg, queue; of the last step also E, nu, eta,
     sigma, learned (S_learned as used), S, w_plus, w_minus, filtered (batch rows)."""
 
     def __init__(
@@ -188,7 +187,7 @@ class Run:
                     )  # fmt: skip
 
     def remember(self, x, y, proxies):
-        """Enqueue what is not filtered, dequeue the oldest, S_avg of the batch's classes (Eq. 10)."""
+        """Enqueue samples that are not filtered, dequeue the oldest, S_avg of the batch's classes (Eq. 10)."""
         for i in range(len(y)):
             if i not in self.filtered:
                 self.queue.append((list(x[i]), y[i]))

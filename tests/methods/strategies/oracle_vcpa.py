@@ -1,5 +1,5 @@
-"""VCPA by plain loops in float64, from the paper alone (Kim, Guerrero, Pham, Pavlovic: Variational Continual
-Proxy-Anchor for Deep Metric Learning). Vectors are lists (or tensors, turned to lists at the door).
+"""VCPA by plain loops in float64, from the paper only (Kim, Guerrero, Pham, Pavlovic: Variational Continual
+Proxy-Anchor for Deep Metric Learning). Vectors are lists (tensors are converted).
 
 From the paper: the cosine, Eq. 1; the loss, Eq. 4 = 18 = 20; the KL, Eq. 15–16; its derivatives, Eq. 21–22; those of
 the loss by p̂, Eq. 23–25; the chain rule, Eq. 26–27; their sum, Eq. 28–29; the Newton step, Eq. 13; the order of
@@ -7,27 +7,28 @@ events, Algorithm 1; the spread σ̄, Eq. 30; the median cosine s̄ and Pearson'
 second-order baseline of §4.6; the momentum and the queue, Eq. 14 and §4.7.
 
 Readings
- 1. "All mathematical operations in this section are element-wise": the Hessians are their diagonals, one number a
-    proxy and dimension. μ and σ move at once, by derivatives taken at the same point and the same ε (Eq. 13).
- 2. KL is the sum over classes and dimensions, not a mean, while L_PA is divided by |C|. `kl` has the constant of
-    Eq. 16: −1/2 a dimension, so that it is 0 where q_t = q_{t−1}.
- 3. Derivatives are those of the re-scaled loss τ·KL + L_PA (footnote 3). A Newton step does not see the scale, but the
-    floor does: it is max(H, floor), entry by entry, on the re-scaled H. The paper has no floor: floor = 0 is the paper.
- 4. `positives="batch"`: |C| under the positive sum becomes the number of proxies with a positive in the batch, in
-    Eq. 24 and 25 as in Eq. 4; the negative sum keeps |C|.
- 5. Every class moves at every step, those without a sample in the batch too (their positive sums are empty).
- 6. q_{t−1} is (μ, σ) as the last batch's steps left it, clamped; the warm start is the same point. Hence the KL and
-    its gradient are 0 at the first inner step, and the Hessian of the KL is not.
+ 1. "All mathematical operations in this section are element-wise": the Hessians are their diagonals, one number per
+    proxy and dimension. μ and σ move together, by derivatives taken at the same point and the same ε (Eq. 13).
+ 2. KL is the sum over classes and dimensions, not a mean, while L_PA is divided by |C|. `kl` has the constant of Eq.
+    16: −1/2 per dimension, so that it is 0 if q_t = q_{t−1}.
+ 3. Derivatives are those of the re-scaled loss τ·KL + L_PA (footnote 3). A Newton step does not depend on the scale,
+    but the floor does: it is max(H, floor), entry by entry, on the re-scaled H. The paper has no floor: floor = 0 is
+    the paper.
+ 4. `positives="batch"`: |C| under the positive sum becomes the number of proxies with a positive in the batch, in Eq.
+    24 and 25 as in Eq. 4; the negative sum keeps |C|.
+ 5. Every class moves at every step, including those without a sample in the batch (their positive sums are empty).
+ 6. q_{t−1} is (μ, σ) after the steps of the last batch, clamped; the warm start is the same point. Hence the KL and its
+    gradient are 0 at the first inner step, and the Hessian of the KL is not.
  7. A fresh ε for each inner step and one more for the loss that moves θ. That loss is L_PA, neither divided by τ nor
     with the KL (Algorithm 1, last line), and p̂ is a constant in it.
  8. σ is clamped after every step, μ never; a σ that a step would make negative becomes σ_min.
  9. First order (no algorithm is printed): M steps of Adam (β = 0.9, 0.999; ε = 1e-8; no weight decay) on (μ, σ) and
-    τ·KL + L_PA. ‖p̂‖ is not held (`hold=False`): the paper holds it for Newton's sake. `hold=True` is Eq. 24.
-    Adam's moments start anew at each batch (`keep=False`) or go on (`keep=True`). σ is clamped after each step.
-10. Several samples a step: `eps[m]` may be a list of [C, D]; derivatives and losses are averaged over it.
-11. `of[j]` is the class of proxy j, j itself by default. With several proxies a class |C| is the number of proxies.
-12. p̂ = 0 (μ⁰ = 0 and ε = 0: the ablation's first step) has no cosine. ‖p̂‖ is max(‖p̂‖, least); least = 0, the default,
-    divides by zero, as the paper would.
+    τ·KL + L_PA. ‖p̂‖ is not held (`hold=False`): the paper holds it for Newton's sake. `hold=True` is Eq. 24. Adam's
+    moments are reset at each batch (`keep=False`) or kept (`keep=True`). σ is clamped after each step.
+10. Several samples per step: `eps[m]` may be a list of [C, D]; derivatives and losses are averaged over it.
+11. `of[j]` is the class of proxy j, j itself by default. With several proxies per class |C| is the number of proxies.
+12. p̂ = 0 (μ⁰ = 0 and ε = 0: the ablation's first step) has no cosine. ‖p̂‖ is max(‖p̂‖, least); least = 0, the
+    default, divides by zero, as the paper would.
 13. Eq. 30: the "trace of the empirical standard deviation matrix" is the sum over dimensions of each one's standard
     deviation, divided by K (`ddof=0`) or K − 1 (`ddof=1`). The median of an even number is the middle two's mean.
 14. MoCo-like (§4.7): L_PA over the batch and the queue together (180 + 900 = 1080), the queue's entries from earlier
@@ -104,7 +105,7 @@ def loss(x, y, p_hat, *, alpha, delta, positives="all", of=None, least=0.0):
 
 
 def loss_gradient(x, y, p_hat, *, alpha, delta, positives="all", of=None, least=0.0):
-    """∇ of L_PA by the embeddings x, p̂ a constant: what θ moves by (Algorithm 1, last line)."""
+    """∇ of L_PA by the embeddings x, p̂ a constant: which moves θ (Algorithm 1, last line)."""
     x, y, p_hats = lists(x), lists(y), samples_of(p_hat)
     of = of or list(range(len(p_hats[0])))
     out = [[0.0] * len(x[0]) for _ in x]
@@ -317,7 +318,7 @@ def sigma_bar(mu, sigma, eps, ddof=0):
 
 
 def s_bar(x, y, mu, of=None):
-    """s̄_j: the median cosine of a proxy's mean with the samples of its class; None where there is none."""
+    """s̄_j: the median cosine of a proxy's mean with the samples of its class; None if there are none."""
     x, y, mu = lists(x), lists(y), lists(mu)
     out = []
     for j, label in enumerate(of or range(len(mu))):

@@ -1,4 +1,4 @@
-"""CCP against the naive run of Algorithms 1 and 2, its sub-problems, what they are held to, and resume inside one."""
+"""CCP against the naive run of Algorithms 1 and 2: sub-problems, the anchor, and resume inside a sub-problem."""
 
 import copy
 import os
@@ -24,7 +24,7 @@ LABELS = torch.arange(CLASSES).repeat_interleave(EACH)
 
 
 class Toy:
-    """A linear network on a few points, with what the loop gives a method; what the method embeds is written down."""
+    """A linear network on a few points, with the inputs a loop passes to a method; records what the method embeds."""
 
     def __init__(self, spec, *, seed=0, space="ball", dtype=torch.float64, lr=0.1):
         torch.manual_seed(seed)
@@ -173,7 +173,7 @@ def test_a_run_is_that_of_the_naive_loop():
 )
 @pytest.mark.parametrize("pair_weight", [0.0, 0.1])
 def test_the_losses_of_the_appendix_in_the_ball(spec, pair_weight):
-    """The inner loss of batch × proxies, in the ball, plus that within the batch where asked."""
+    """The inner loss of batch × proxies, in the ball, plus the same loss within the batch if set."""
     torch.manual_seed(1)
     m = method(f"ccp({spec}, per_class=3, pair_weight={pair_weight})", classes=CLASSES, dim=DIM, space="ball").double()
     x, y = 0.6 * torch.randn(8, DIM, dtype=torch.float64), torch.arange(8) % CLASSES
@@ -217,7 +217,7 @@ def test_the_first_sub_problem_is_not_held_to_anything_and_the_next_to_the_best_
 
 
 def test_new_proxies_are_embeddings_of_their_class_far_from_the_old_ones():
-    """Proxies that had merged start apart again, and no pick is nearer to the old ones than what was left."""
+    """Merged proxies start apart again, and no pick is nearer to the old ones than the rest of the pool."""
     toy = Toy("ccp(per_class=2, pool=6, patience=1)", space="cosine")
     toy.check()
     with torch.no_grad():
@@ -263,7 +263,7 @@ def test_every_counts_checks_and_needs_no_score():
     assert float(toy.method.strength) == 0.5
 
 
-def test_without_a_score_there_is_a_sentence(tmp_path):
+def test_a_missing_score_is_refused(tmp_path):
     toy = Toy("ccp")
     toy.check()
     with pytest.raises(NearkinError, match="there is no such score: set select=validation"):
@@ -343,7 +343,7 @@ def test_samples_stand_for_themselves():
 
 
 @pytest.mark.parametrize("anchors", ["proxies", "samples"])
-def test_a_loaded_one_goes_on_inside_a_sub_problem(anchors):
+def test_a_loaded_method_resumes_inside_a_sub_problem(anchors):
     spec = f"ccp(per_class=2, pool=3, weight=0.4, patience=2, anchors={anchors})"
 
     def begin(seed):
@@ -373,7 +373,7 @@ def test_a_loaded_one_goes_on_inside_a_sub_problem(anchors):
         assert all(torch.equal(a[key], b[key]) for key in a)
 
 
-def test_a_training_stopped_inside_a_sub_problem_goes_on_bit_for_bit(tmp_path, monkeypatch):
+def test_a_run_stopped_inside_a_sub_problem_resumes_bit_for_bit(tmp_path, monkeypatch):
     settings = {
         "data": "glyphs(classes=48, samples=6)",
         "method": "ccp(contrastive(negative=1), per_class=2, pool=3, patience=1)",

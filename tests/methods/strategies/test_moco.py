@@ -78,7 +78,7 @@ COUNT_SAMPLES = {"mpa_ap": "mpa_ap(tau=0)", "mpa_dw": "mpa_dw(tau=0)"}
 
 @pytest.mark.parametrize("name", PROXY_LOSSES)
 def test_an_empty_queue_is_the_inner_loss(name):
-    """For every loss with proxies: slots not filled yet are neither kin nor others; some losses divide by them."""
+    """For every loss with proxies: empty slots are neither positive nor negative; some losses divide by them."""
     m = method(f"moco({COUNT_SAMPLES.get(name, name)}, queue=30)", classes=CLASSES, dim=DIM).double()
     x, y = torch.randn(6, DIM, dtype=torch.float64), batch(0)[1]
     torch.testing.assert_close(m(x, y) * (36 / 6 if name in COUNT_SAMPLES else 1), m.inner(x, y))
@@ -123,6 +123,6 @@ def test_state_is_in_buffers_and_only_train_mode_moves_it():
         ("moco", r"call bind\(model\) before the first step, and pass the model and the images to after_step"),
     ],
 )
-def test_what_it_cannot_do_is_a_sentence(spec, sentence):
+def test_unsupported_settings_are_refused(spec, sentence):
     with pytest.raises(NearkinError, match=sentence):
         method(spec, classes=CLASSES, dim=DIM).after_step(Step(torch.randn(2, DIM), torch.tensor([0, 1])))

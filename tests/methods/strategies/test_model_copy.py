@@ -60,7 +60,7 @@ def test_only_parameters_with_a_gradient_are_pulled():
     assert all(not torch.equal(after[name], before[name]) for name in before)
 
 
-def test_what_was_frozen_at_first_has_no_anchor():
+def test_parameters_frozen_at_bind_have_no_anchor():
     model, anchor = network(0), Anchor()
     model[1].requires_grad_(False)
     anchor.bind(model)
@@ -116,7 +116,7 @@ def test_a_loaded_anchor_pulls_as_the_saved_one():
 
 
 def test_copies_of_both_go_on_by_themselves():
-    """What is remembered of the model it was bound to is never taken for another model's."""
+    """The cached pairs of the bound model are not used for another model."""
     model, anchor = bound()
     other, again = copy.deepcopy(model), copy.deepcopy(anchor)
     with torch.no_grad():

@@ -25,13 +25,13 @@ def labels(size, classes, seed=0):
 
 
 def anchor_loss(x, y, p, *, alpha, delta, positives="all", of=None, size=None):
-    """Eq. 4 in tensors, the norms of p given where they are to be held."""
+    """Eq. 4 in tensors; pass the norms of p to hold them constant."""
     of = torch.arange(len(p)) if of is None else torch.tensor(of)
     s = torch.nn.functional.normalize(x, dim=1) @ (p / (p.norm(dim=1, keepdim=True) if size is None else size)).T
-    kin = y[:, None] == of[None]
-    pull = torch.log1p(torch.where(kin, (alpha * (delta - s)).exp(), 0).sum(0))
-    push = torch.log1p(torch.where(kin, 0, (alpha * (s + delta)).exp()).sum(0))
-    return pull.sum() / (len(p) if positives == "all" else kin.any(0).sum()) + push.mean()
+    same = y[:, None] == of[None]
+    pull = torch.log1p(torch.where(same, (alpha * (delta - s)).exp(), 0).sum(0))
+    push = torch.log1p(torch.where(same, 0, (alpha * (s + delta)).exp()).sum(0))
+    return pull.sum() / (len(p) if positives == "all" else same.any(0).sum()) + push.mean()
 
 
 C, D, B = 4, 3, 7
@@ -385,8 +385,8 @@ def test_faults_of_a_batch():
         assert profs.faults(wrong, images, representatives, 2), wrong
 
 
-def test_hard_classes_are_the_nearest_left():
-    """Against a search over all orders of candidates: who is chosen is nearer than all who were free then."""
+def test_hard_classes_are_the_nearest_not_in_the_batch():
+    """Against a search over all orders of candidates: each chosen class is nearer than all that were free then."""
     vectors = normal(9, 2, seed=12).tolist()
     vectors[2] = vectors[7] = None
     drawn, count = [5, 2, 0, 3], 8
@@ -410,14 +410,14 @@ def test_pairs_have_a_representative():
     rows, y = BATCH["rows"], BATCH["y"].tolist()
     every = profs.pairs(y, rows)
     assert len(every) == 4 * 11
-    assert sum(kin for *_, kin in every) == 8
+    assert sum(same for *_, same in every) == 8
     assert {(r, j) for r, j, _ in every} == {(r, j) for r in rows for j in range(12) if r != j}
     d = torch.cdist(BATCH["x"], BATCH["x"])
     hard = profs.hard_pairs(BATCH["x"], y, rows, space="euclidean")
     for r in rows:
         other = [j for j in range(12) if y[j] != y[r]]
-        assert {j for a, j, kin in hard if a == r and kin} == {r + 1, r + 2}
-        assert [j for a, j, kin in hard if a == r and not kin] == sorted(other, key=lambda j: d[r, j])[:2]
+        assert {j for a, j, same in hard if a == r and same} == {r + 1, r + 2}
+        assert [j for a, j, same in hard if a == r and not same] == sorted(other, key=lambda j: d[r, j])[:2]
 
 
 def test_objectives_are_the_losses_on_the_same_pairs():
@@ -457,7 +457,7 @@ def test_profs_run_goes_towards_its_anchor():
     """λ(θ − θ⁽ᵏ⁾) is 0 at the first step of each projection and not after; one endless projection keeps θ⁽⁰⁾."""
 
     def objective(x, y, rows):
-        return sum(((x[r] - x[j]).norm() if kin else (1 - (x[r] - x[j]).norm()).clamp_min(0)) for r, j, kin in
+        return sum(((x[r] - x[j]).norm() if same else (1 - (x[r] - x[j]).norm()).clamp_min(0)) for r, j, same in
                    profs.pairs(y, rows)) / len(y)  # fmt: skip
 
     inputs, y, rows = normal(12, 4, seed=13), BATCH["y"], BATCH["rows"]

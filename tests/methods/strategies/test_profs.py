@@ -36,7 +36,7 @@ def drawn(m, count, *, size=12, images=3, seed=0, start=0, labels=UNEVEN):
 
 
 def representatives(batches, images, labels=UNEVEN):
-    """Class → the image that stands first of it, in all of the batches; fails where it changes."""
+    """Class → its first image in all of the batches; fails if it changes."""
     found = {}
     for index in batches:
         for i in index[::images].tolist():
@@ -138,7 +138,7 @@ def test_labels_may_leave_out_classes():
 @pytest.mark.parametrize("at_once", [2, 5, 8])
 @pytest.mark.parametrize("seed", range(5))
 def test_hard_classes(unknown, at_once, seed):
-    """Half of the hand, the nearest left of each in turn, then the hand's other half; some were never embedded."""
+    """Half of the hand, the nearest free class of each in turn, then the other half; some were never embedded."""
     rng = torch.Generator().manual_seed(seed)
     vectors = torch.randn(12, 4, generator=rng, dtype=torch.float64)
     offset = -vectors.square().sum(1) / 2
@@ -160,7 +160,7 @@ def test_of_equally_near_classes_the_lowest():
 
 
 def test_candidates_may_run_out():
-    """Classes 1, 2 and 3 are drawn and known, 0 is spare and was never embedded: 4 is the only one to be brought."""
+    """Classes 1, 2 and 3 are drawn and known, 0 is spare and was never embedded: 4 is the only class to be mined."""
     vectors = torch.eye(7)
     offset = torch.tensor([-torch.inf, -0.5, -0.5, -0.5, -0.5, -torch.inf, -torch.inf])
     assert mine_classes(vectors, offset, torch.tensor([1, 2, 3, 6, 5, 0])).tolist() == [1, 2, 3, 4, 6, 5]
@@ -173,8 +173,8 @@ def test_one_class_at_once_is_not_mined():
 
 @pytest.mark.parametrize("forget", [False, True])
 @pytest.mark.parametrize("inner", ["contrastive", "n_pair"])
-def test_what_is_kept_of_representatives_and_what_it_leads_to(inner, forget):
-    """Every batch of a run by the oracle's rule, from what the oracle has kept."""
+def test_stored_representatives_and_mined_classes(inner, forget):
+    """Every batch of a run by the oracle's rule, from the oracle's stored embeddings."""
     m = built(inner, steps=3, forget=forget)
     kept = oracle.Kept(7, forget=forget)
     batches = m.batches(UNEVEN, 10, seed=1, images_per_class=2)
@@ -209,7 +209,7 @@ def test_mining_reads_nothing_back_to_the_host():
         stepped(m, index)
 
 
-def test_batches_are_made_where_the_embeddings_are():
+def test_batches_are_made_on_the_device_of_the_embeddings():
     m = built(steps=3).to("meta")
     assert [index.device.type for index in drawn(m, 5)] == ["meta"] * 5
     assert [index.device.type for index in drawn(built(hard_classes=False).to("meta"), 2)] == ["cpu"] * 2
@@ -267,7 +267,7 @@ SIX = {
 
 
 def laid_out(inner, images, seed=0, **options):
-    """A method that knows its batches, one of them, and the rows of its representatives."""
+    """A method that has made batches, one of them, and the rows of its representatives."""
     m = built(inner, classes=C, dim=D, **options).double()
     if getattr(m.inner, "boundary", None) is not None:
         m.inner.boundary.data = torch.tensor(BETA, dtype=torch.float64)
@@ -306,11 +306,11 @@ def test_gradients_reach_representatives_and_others(inner):
     assert (x.grad.abs().sum(1) > 0).all()
 
 
-def test_two_that_are_no_representatives_make_no_pair():
+def test_two_examples_make_no_pair():
     m, x, y, rows = laid_out("contrastive(form=c2, positive=0, negative=0, reduce=sum)", 3)
     v = m.space.project(x)
-    kin = sum(float((v[r] - v[r + i]).norm()) for r in rows for i in (1, 2))
-    assert float(m(x, y).detach()) == pytest.approx(kin)
+    same = sum(float((v[r] - v[r + i]).norm()) for r in rows for i in (1, 2))
+    assert float(m(x, y).detach()) == pytest.approx(same)
 
 
 def test_without_its_batches_it_is_the_inner_loss():
@@ -323,7 +323,7 @@ def test_without_its_batches_it_is_the_inner_loss():
 
 
 def law(batches, labels):
-    """How often each pair of classes meets, and each ordered pair of images of a class."""
+    """How often each pair of classes is in a batch, and each ordered pair of images of a class."""
     classes, pairs = {}, {}
     for index in batches:
         grid = index.view(-1, 2)
@@ -336,8 +336,8 @@ def law(batches, labels):
     return classes, pairs
 
 
-def test_one_step_a_projection_gives_the_batches_of_n_pair():
-    """Two classes of four meet, each with two of its three images: all 6 pairs and all 24 pairs are equally likely."""
+def test_one_step_per_projection_gives_the_batches_of_n_pair():
+    """Two of four classes are in a batch, each with two of three images: all 6 and all 24 pairs are equally likely."""
     labels, count = torch.arange(12) // 3, 1800
     m, n_pair = built("n_pair", classes=4, steps=1, hard_classes=False), method("n_pair", classes=4, dim=3)
     for own in (m.batches(labels, 4, seed=2), n_pair.batches(labels, 4, seed=2)):
@@ -348,8 +348,8 @@ def test_one_step_a_projection_gives_the_batches_of_n_pair():
             assert all(abs(n - expected) < 5 * expected**0.5 for n in found)
 
 
-def test_one_step_a_projection_gives_the_loss_of_n_pair():
-    """N-pair on its own batch of N samples and N positives; and no pull, as the anchor is where the network is."""
+def test_one_step_per_projection_gives_the_loss_of_n_pair():
+    """N-pair on its own batch of N samples and N positives; and no pull, since the anchor is the network itself."""
     labels = torch.arange(12) // 3
     m = built("n_pair", classes=4, steps=1)
     model = torch.nn.Linear(3, 3)
@@ -372,7 +372,7 @@ def test_one_step_a_projection_gives_the_loss_of_n_pair():
 
 
 def test_one_endless_projection_keeps_its_representatives():
-    """As proxies stay: the loss is the inner one against the same images throughout, pulled to where it all began."""
+    """As proxies stay: the loss is the inner one against the same images throughout, pulled to the initial weights."""
     m = built("n_pair", classes=7, steps=10**9, hard_classes=False)
     index = drawn(m, 300, size=8, images=2) + drawn(m, 2, size=8, images=2, start=5000)
     own = representatives(index, 2)
@@ -428,9 +428,9 @@ def test_weights_over_several_projections(hard_classes):
     def objective(x, y, rows):
         v = torch.nn.functional.normalize(x, dim=1)
         terms = []
-        for r, j, kin in oracle.pairs(y, rows):
+        for r, j, same in oracle.pairs(y, rows):
             d = (v[r] - v[j]).square().sum().clamp_min(1e-12).sqrt()
-            terms.append(d**2 if kin else (1 - d).clamp_min(0) ** 2)
+            terms.append(d**2 if same else (1 - d).clamp_min(0) ** 2)
         return sum(terms) / len(terms)
 
     naive = oracle.Run(run.model.weight.detach(), steps=3, objective=objective, weight=0.5, lr=0.4)
@@ -445,7 +445,7 @@ def test_weights_over_several_projections(hard_classes):
 
 @pytest.mark.parametrize("forget", [False, True])
 @pytest.mark.parametrize("stop", [1, 4, 6])
-def test_a_run_stopped_within_a_projection_goes_on_bit_for_bit(stop, forget):
+def test_a_run_stopped_within_a_projection_resumes_bit_for_bit(stop, forget):
     whole = Trained(steps=3, weight=0.1, forget=forget).steps(9)
     first = Trained(steps=3, weight=0.1, forget=forget).steps(stop)
     second = Trained(steps=3, weight=0.1, forget=forget, seed=1)
@@ -493,7 +493,7 @@ def test_every_row_of_the_study_trains(name):
 
 
 def test_a_training_run(tmp_path):
-    """In the loop itself, with another number of images a class than the loss's own."""
+    """In the loop itself, with another number of images per class than the default of the loss."""
     settings = {"data": "glyphs(classes=48, samples=6)", "backbone": "conv4", "dim": 16, "epochs": 1, "batch": 24}
     run = nk.train(method="profs(n_pair, steps=2)", images_per_class=3, device="cpu", out=tmp_path / "run", **settings)
     assert run.result.exists()

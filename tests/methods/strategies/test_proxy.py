@@ -1,4 +1,4 @@
-"""A pair loss against trained proxies: its value, who is moved, how proxies begin, and what CCP has beyond it."""
+"""A pair loss against trained proxies: its value, its gradients, the initial proxies, and the difference from CCP."""
 
 import oracles
 import pytest
@@ -42,7 +42,7 @@ def test_the_inner_loss_against_the_proxies(inner, pair_weight):
     assert p.vectors.grad.abs().sum() > 0
 
 
-def test_proxies_begin_on_samples_of_their_class_once():
+def test_proxies_start_on_samples_of_their_class_once():
     x = torch.nn.functional.normalize(data(), dim=1)
     m = method("proxy(per_class=2, pool=4)", classes=CLASSES, dim=DIM)
     m.at_check(torch.nn.Identity(), embed_of(x), LABELS)
@@ -58,7 +58,7 @@ def test_proxies_begin_on_samples_of_their_class_once():
     assert torch.equal(loaded.proxies.vectors, first)
 
 
-def test_other_beginnings():
+def test_other_initial_proxies():
     normal, means = (
         method(f"proxy(per_class=1, initial={how})", classes=CLASSES, dim=DIM) for how in ("normal", "means")
     )

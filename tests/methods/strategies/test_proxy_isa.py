@@ -40,7 +40,7 @@ def oracle_of(m, **more):
 
 
 def batches(count, *, seed=0):
-    """Class 5 never comes; the others in clusters about their centres, with strays; now and then one class alone."""
+    """Class 5 never occurs; the others are clusters with outliers; sometimes a batch has one class."""
     rng = torch.Generator().manual_seed(seed)
     centres = torch.randn(CLASSES, DIM, generator=rng, dtype=F64)
     for number in range(count):
@@ -173,7 +173,7 @@ def test_float32_holds_the_effective_number():
 
 @pytest.mark.parametrize("V", [2.0, 100.0, 3000.0])
 def test_the_decay_goes_from_1_to_its_bound(V):
-    """σ is 1 at the beginning, ν in the end and never below it; the same as Eq. 17 as printed."""
+    """σ is 1 at first, ν in the end and never below it; the same as Eq. 17 as printed."""
     n = torch.arange(0, int(20 * V), max(1, int(V / 7)), dtype=F64)
     E = isa.effective_number(n, V=V)
     nu = isa.lower_bound(E)
@@ -253,7 +253,7 @@ def test_a_loop_without_epochs_is_refused():
 
 
 def test_a_loaded_method_resumes():
-    """All that grew with the data is taken over by a method that has not seen any."""
+    """A new method takes over the buffers whose size depends on the data."""
     m, other = told(build(size=16, **STRICT)), build(size=16, seed=1, **STRICT)
     everything = list(batches(20))
 
@@ -323,7 +323,7 @@ def test_the_filter_is_that_of_the_loss():
         ("proxy_isa(size=0)", "at least one entry"),
     ],
 )
-def test_what_it_cannot_use_is_a_sentence(spec, sentence):
+def test_unsupported_settings_are_refused(spec, sentence):
     with pytest.raises(NearkinError, match=sentence):
         method(spec, classes=3, dim=4)
 
@@ -341,7 +341,7 @@ def test_any_loss_with_one_proxy_a_class_can_be_weighted(inner):
 
 
 def trained_on_wrong_labels(spec, *, epochs=25, classes=20, each=20, part=20):
-    """A linear map trained on points of which one in `part` has a wrong label: the method, and which ones they are."""
+    """A linear map trained on points of which one in `part` has a wrong label: the method, and the wrong ones."""
     torch.manual_seed(0)
     rng = torch.Generator().manual_seed(0)
     true = torch.arange(classes).repeat_interleave(each)
@@ -365,7 +365,7 @@ def trained_on_wrong_labels(spec, *, epochs=25, classes=20, each=20, part=20):
 
 
 def test_the_filter_finds_planted_wrong_labels():
-    """With the border at a class's own average: 20 of 20 here, filtered in a quarter of the epochs or more."""
+    """With the border at the average of a class: 20 of 20 here, filtered in a quarter of the epochs or more."""
     m, wrong = trained_on_wrong_labels("proxy_isa(hardness=1, sensitivity=0, margin=0)")
     caught = m.filtered >= 6
     assert caught[wrong].double().mean() >= 0.9

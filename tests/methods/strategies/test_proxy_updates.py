@@ -1,4 +1,4 @@
-"""Several proxy updates a batch: first order against torch's AdamW, second against the naive oracle."""
+"""Several proxy updates per batch: first order against torch's AdamW, second against the naive oracle."""
 
 import pytest
 import torch
@@ -74,7 +74,7 @@ def test_a_loss_moves_nothing_and_after_step_moves_once(order):
     assert not torch.equal(ends[0]["inner.proxies.vectors"], start)
 
 
-def test_proxies_are_buffers_and_begin_as_the_inner_loss_has_them():
+def test_proxies_are_buffers_and_start_as_in_the_inner_loss():
     torch.manual_seed(0)
     m = method("proxy_updates", classes=C, dim=D)
     torch.manual_seed(0)
@@ -98,6 +98,6 @@ def test_proxies_are_buffers_and_begin_as_the_inner_loss_has_them():
         ("proxy_updates(order=2)", "inner", "cosine similarity, not for inner"),
     ],
 )
-def test_what_it_cannot_do_is_a_sentence(spec, space, sentence):
+def test_unsupported_settings_are_refused(spec, space, sentence):
     with pytest.raises(NearkinError, match=sentence):
         method(spec, classes=C, dim=D, space=space)(*batch(0))

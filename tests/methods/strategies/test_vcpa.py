@@ -79,10 +79,10 @@ def test_slopes_of_the_kl():
 def anchor_loss(p, norms, labels, positives):
     """Eq. 4 by torch, the norms given."""
     s = UNIT @ (p / norms).T
-    kin = Y[:, None] == labels
-    pull = torch.log1p(torch.where(kin, (ANCHOR["alpha"] * (ANCHOR["delta"] - s)).exp(), 0).sum(0))
-    push = torch.log1p(torch.where(kin, 0, (ANCHOR["alpha"] * (s + ANCHOR["delta"])).exp()).sum(0))
-    return pull.sum() / (len(p) if positives == "all" else kin.any(0).sum()) + push.sum() / len(p)
+    same = Y[:, None] == labels
+    pull = torch.log1p(torch.where(same, (ANCHOR["alpha"] * (ANCHOR["delta"] - s)).exp(), 0).sum(0))
+    push = torch.log1p(torch.where(same, 0, (ANCHOR["alpha"] * (s + ANCHOR["delta"])).exp()).sum(0))
+    return pull.sum() / (len(p) if positives == "all" else same.any(0).sum()) + push.sum() / len(p)
 
 
 @pytest.mark.parametrize("positives", ["all", "batch"])
@@ -179,7 +179,7 @@ def test_batches_against_loops(form):
 
 
 def test_without_sampling_the_proxies_are_their_means():
-    """ε = 0: one loss whatever the seed, σ where it began, and the oracle's with its norm's floor."""
+    """ε = 0: one loss whatever the seed, σ unchanged, and the oracle's with its norm's floor."""
     m = method("vcpa(sample=False, samples=5, tau=1)", classes=C, dim=D).double()
     run = oracle.Run(C, D, tau=1, least=1e-6, floor=1e-8)
     zeros = torch.zeros(C, D)
@@ -289,7 +289,7 @@ def test_a_loss_of_another_batch_is_not_kept():
     assert torch.equal(m.proxies.vectors, other.proxies.vectors)
 
 
-def test_proxies_are_buffers_and_no_optimiser_has_them():
+def test_proxies_are_buffers_outside_the_optimiser():
     m = method("vcpa(proxy_anchor(per_class=2))", classes=C, dim=D)
     assert m.groups(lr=1.0) == []
     assert list(m.parameters()) == []
@@ -346,13 +346,13 @@ def test_the_published_settings_are_the_defaults():
         ("vcpa", "ball", "cosine similarity, not for ball"),
     ],
 )
-def test_what_it_cannot_do_is_a_sentence(spec, space, sentence):
+def test_unsupported_settings_are_refused(spec, space, sentence):
     with pytest.raises(NearkinError, match=sentence):
         method(spec, classes=C, dim=D, space=space)(X.float(), Y)
 
 
 def test_a_compiled_run_compiles_the_newton_step(monkeypatch):
-    """In one graph without breaks; the same numbers come out."""
+    """One graph without breaks, with the same result."""
     traced = torch.compile(newton_step, backend="eager", fullgraph=True, dynamic=False)
     monkeypatch.setattr(module, "compiled_step", lambda: traced)
     monkeypatch.setattr(module, "newton_step", lambda *_, **__: pytest.fail("not the compiled one"))
