@@ -148,7 +148,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--classes", type=int, default=SOP_CLASSES, help="classes of SoftTriple (default %(default)s)")
     parser.add_argument("--per-class", type=int, default=SOP_CENTRES, help="centres per class (default %(default)s)")
-    parser.add_argument("--out", type=Path, help="write the figures there, as JSON")
+    parser.add_argument("--out", type=Path, help="JSON file for the figures")
     options = parser.parse_args()
 
     memory = soft_triple(options.classes, options.per_class, dim=512, batch=32)

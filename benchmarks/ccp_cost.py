@@ -1,14 +1,14 @@
-"""What CCP costs: a training step over one of the bare pair loss, and a redraw over the bare distances, in one run.
+"""The cost of CCP: a training step relative to the pair loss alone, and a redraw relative to its distances alone.
 
     python benchmarks/ccp_cost.py                  a small network (conv4, 32 px), as a CPU can time it
     python benchmarks/ccp_cost.py --device cuda    lite0, 224 px, compiled as `nearkin train --compile` does
-    python benchmarks/ccp_cost.py --small          small sizes, to see that it runs: its ratios mean nothing
+    python benchmarks/ccp_cost.py --small          small sizes, to check that it runs: ratios are meaningless
 
 A step is at CUB's size: 100 classes, K = 8, 128-d, batch 8 × 4: zero_grad, network, loss, backward, pull, clipping,
-optimiser, the images being there already. A redraw is at_check of the second sub-problem at Stanford-Online-Products'
+optimiser; images are loaded beforehand. A redraw is at_check of the second sub-problem at Stanford-Online-Products'
 size: 11,318 classes, a pool of 7 images, K = 4, 128-d: draw, greedy k-center, new proxies, new anchor; the embeddings
-are there already. Bare are the distances of pool and proxies. Times are the least of all rounds, in turn; on a CPU
-those of the processor, which a busy machine disturbs less.
+are given. It is compared with the distances between pool and proxies. Times are the minimum over alternating rounds; on
+a CPU they are processor times, which other load disturbs less.
 """
 
 import argparse
@@ -58,7 +58,7 @@ def step_of(spec: str, backbone: str, size: Size, device: torch.device) -> Work:
 
 
 def redraws(size: Size, device: torch.device) -> list[Work]:
-    """The bare distances, and a whole redraw."""
+    """The distances alone, and a whole redraw."""
     torch.manual_seed(0)
     labels = torch.arange(size.drawn, device=device).repeat_interleave(size.pool)
     known = torch.nn.functional.normalize(torch.randn(len(labels), size.dim, device=device), dim=1)
@@ -78,11 +78,11 @@ def redraws(size: Size, device: torch.device) -> list[Work]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--small", action="store_true", help="small sizes, to see that it runs")
+    parser.add_argument("--small", action="store_true", help="small sizes, to check that it runs")
     parser.add_argument("--rounds", type=int, default=10, help="timed rounds (default %(default)s)")
     parser.add_argument("--device", default="cpu", help="cpu (default) or cuda")
     parser.add_argument("--backbone", help="the network (default: conv4 on a CPU, lite0 on a GPU)")
-    parser.add_argument("--out", type=Path, help="a JSON file for the figures and where they come from")
+    parser.add_argument("--out", type=Path, help="JSON file for the figures and their provenance")
     args = parser.parse_args()
     size, device = SMALL if args.small else FULL, torch.device(args.device)
     backbone = args.backbone or ("lite0" if device.type == "cuda" else "conv4")

@@ -1,14 +1,14 @@
-"""CCP by the fair protocol on fixed features: 128-d heads on what lite0 sees of CUB, four folds, several seeds.
+"""CCP by the fair protocol on fixed features: 128-d heads on lite0's features of CUB, four folds, several seeds.
 
     python benchmarks/ccp_heads.py PATH                 of CUB_200_2011; 3 seeds, about half an hour on two CPU cores
     python benchmarks/ccp_heads.py PATH --steps 50 --seeds 1
 
-The network stays as ImageNet left it and each image is embedded once, without augmentation, so that a CPU can train a
-head many times over. As in ccp_lite0 there are contiguous folds, ball, Adam, weight decay 1e-4, batches of 8 × 4, and a
-check every 25 steps of which the best on held-out classes counts. The learning rate is 1e-3, which a head bears;
-gradients are not clipped and all steps are made.
-Prints MAP@R of the mean 128-d model and of the four side by side, and each CCP row less its loss by paired t-tests over
-seeds with Holm's correction.
+The network keeps its ImageNet weights and each image is embedded once, without augmentation, so that a CPU can train
+many heads. As in ccp_lite0 there are contiguous folds, ball, Adam, weight decay 1e-4, batches of 8 × 4, and a
+check every 25 steps; the best on held-out classes counts. The learning rate is 1e-3, which works for a head alone;
+gradients are not clipped and training does not stop early.
+Prints MAP@R of the mean 128-d model and of the joint embeddings of four, and each CCP row minus its loss by paired
+t-tests over seeds with Holm's correction.
 """
 
 import argparse
@@ -36,7 +36,7 @@ C2 = "contrastive(form=c2, positive=0, negative=0.3841)"
 MS = "multi_similarity(alpha=2, beta=40, base=0.5, mining=False)"
 ROWS = {"C2": C2, "C2-CCP": f"ccp({C2})", "MS": MS, "MS-CCP": f"ccp({MS})"}
 FOLDS, DIM, SPACE, CHECK = 4, 128, Space.BALL, 25
-SIZES = ("128-d", "512-d")  # one model, all of them side by side
+SIZES = ("128-d", "512-d")  # one model, the joint embeddings of all
 Row = dict[str, list[float]]
 
 
@@ -48,7 +48,7 @@ class Known(NamedTuple):
 
 
 def features(images: Images) -> Known:
-    """What the network without a head sees of each image."""
+    """The features of each image, by the network without a head."""
     plan = make_plan({"backbone": "lite0", "dim": 0, "pool": "avg", "device": "cpu"}, backbone_settings("lite0"))
     model = Model(build_embedder(plan, "euclidean"), plan, images.names)
     return Known(model.embed(list(images.sources)), images.labels)
@@ -66,7 +66,7 @@ def score(head: nn.Module, known: Known) -> float:
 
 
 def train(spec: str, known: Known, chooses: Known, *, steps: int, lr: float, seed: int) -> tuple[nn.Linear, int]:
-    """A head at its best check on the held-out classes, and the step that was at."""
+    """A head at its best check on the held-out classes, and the step of that check."""
     torch.manual_seed(seed)
     head = nn.Linear(known.x.shape[1], DIM, bias=False)
     m = method(spec, classes=int(known.y.max()) + 1, dim=DIM, space=SPACE)
@@ -100,7 +100,7 @@ def train(spec: str, known: Known, chooses: Known, *, steps: int, lr: float, see
 
 
 def measure(spec: str, data: Dataset, known: Known, test: Known, *, seeds: int, steps: int, lr: float) -> Row:
-    """MAP@R on unseen classes by seed, as mean of the folds' heads and side by side; the step each head was best at."""
+    """MAP@R on unseen classes per seed, mean of the folds' heads and joint, and the best step of each head."""
     row: Row = {"128-d": [], "512-d": [], "steps": []}
     for seed in range(seeds):
         heads = []
@@ -116,7 +116,7 @@ def measure(spec: str, data: Dataset, known: Known, test: Known, *, seeds: int, 
 
 
 def compare(rows: dict[str, Row]) -> dict[str, Comparison]:
-    """Each CCP row less its loss; p is Holm's over all of them."""
+    """Each CCP row minus its loss; p is Holm's over all of them."""
     scores = {f"{name}, {size}": dict(enumerate(row[size])) for name, row in rows.items() for size in SIZES}
     return against(scores, {f"{loss}-CCP, {size}": f"{loss}, {size}" for loss in ("C2", "MS") for size in SIZES})
 
@@ -127,7 +127,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--lr", type=float, default=1e-3)
-    parser.add_argument("--out", type=Path, help="rows that are there already are not made again")
+    parser.add_argument("--out", type=Path, help="existing rows are not computed again")
     args = parser.parse_args()
     settings = {"seeds": args.seeds, "steps": args.steps, "lr": args.lr}
     old = read_json(args.out) if args.out and args.out.exists() else {}
@@ -144,7 +144,7 @@ def main() -> None:
     tests = compare(rows)
     for name, found in tests.items():
         interval = f"95 % {found.low:+.2f} to {found.high:+.2f}"
-        print(f"{name}, less its loss: {found.difference:+.2f} ({interval}, p {found.p:.3f})")
+        print(f"{name}, minus its loss: {found.difference:+.2f} ({interval}, p {found.p:.3f})")
     if args.out:
         said = {name: found._asdict() for name, found in tests.items()}
         where = source() if missing else {name: old[name] for name in source()}

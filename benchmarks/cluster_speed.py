@@ -1,7 +1,7 @@
-"""How long k-means takes for NMI and F1, and what it finds, beside faiss's own k-means where that is installed.
+"""Time and quality of k-means for NMI and F1, beside faiss's k-means if it is installed.
 
-Made data of the size of Stanford Online Products' test set (60,502 × 512, 11,316 classes). Times are given on the clock
-and in seconds of processors, and in bare products [items × clusters], of which an iteration of k-means is one.
+Synthetic data of the size of Stanford Online Products' test set (60,502 × 512, 11,316 classes). Times are wall
+clock, processor seconds, and multiples of one product [items × clusters]; an iteration of k-means needs one.
 
     python benchmarks/cluster_speed.py                                    # the full size: minutes on 2 cores
     python benchmarks/cluster_speed.py --items 5924 --classes 100         # CUB's
@@ -29,7 +29,7 @@ Clusters = NDArray[Any]
 
 
 def product(points: NDArray[Any], clusters: int, rows: int = 512) -> None:
-    """All points with as many centres as there are clusters, block by block."""
+    """The product of all points with one centre per cluster, block by block."""
     for begin in range(0, len(points), rows):
         points[begin : begin + rows] @ points[:clusters].T
 
@@ -64,8 +64,8 @@ def main() -> None:
     parser.add_argument("--items", type=int, default=SOP_ITEMS, help="number of embeddings (default %(default)s)")
     parser.add_argument("--classes", type=int, help="number of classes (default: in proportion to the items)")
     parser.add_argument("--dim", type=int, default=512, help="dimensions (default %(default)s)")
-    parser.add_argument("--no-faiss", action="store_true", help="leave faiss out")
-    parser.add_argument("--out", type=Path, help="write the figures there, as JSON")
+    parser.add_argument("--no-faiss", action="store_true", help="without faiss")
+    parser.add_argument("--out", type=Path, help="JSON file for the figures")
     options = parser.parse_args()
     classes = options.classes or max(2, options.items * SOP_CLASSES // SOP_ITEMS)
 

@@ -1,6 +1,6 @@
-"""Gather finished run folders into one result file each: python benchmarks/collect.py RUN… -o FOLDER
+"""Collect finished run folders into one result file each: python benchmarks/collect.py RUN… -o FOLDER
 
-A result file holds the command that makes it again, all settings, the scores with their provenance, and the log.
+A result file holds the command to reproduce it, all settings, the scores with their provenance, and the log.
 """
 
 import argparse
@@ -15,7 +15,7 @@ from nearkin.training.run_folder import RunFolder
 
 
 def command(plan: dict[str, object]) -> str:
-    """The command line that trains this plan; only what differs from the defaults is said."""
+    """The command line that trains this plan, with only the options that differ from the defaults."""
     backbone = str(plan["backbone"])
     default = json.loads(json.dumps({**vars(Plan()), **backbone_settings(backbone)}))
     words = ["nearkin", "train"]

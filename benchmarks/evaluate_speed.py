@@ -1,14 +1,14 @@
-"""How fast and how large `nearkin.evaluate` is, beside the bare matrix product and pytorch-metric-learning.
+"""Time and memory of `nearkin.evaluate`, beside the matrix product alone and pytorch-metric-learning.
 
-Made data of the size of Stanford Online Products' test set (60,502 × 512, 11,316 classes). Three figures:
+Synthetic data of the size of Stanford Online Products' test set (60,502 × 512, 11,316 classes). Three figures:
 
-1. time of all metrics together over the bare block-wise matrix product of the same size, by all cores, by NumPy or by
+1. time of all metrics relative to the block-wise matrix product of the same size alone, on all cores, by NumPy or
    torch, whichever is faster. Half of the product runs before and half after, since a machine's speed drifts;
-2. time of pytorch-metric-learning's three metrics, with its own nearest neighbours, over ours;
-3. peak memory of ours beyond what was held before (embeddings, labels).
+2. time of pytorch-metric-learning's three metrics, with its own nearest neighbours, relative to ours;
+3. our peak memory beyond that of embeddings and labels.
 
     python benchmarks/evaluate_speed.py                           # the full size: some five minutes on 2 cores
-    python benchmarks/evaluate_speed.py --items 12000 --no-pml    # a look
+    python benchmarks/evaluate_speed.py --items 12000 --no-pml    # a quick check
     python benchmarks/evaluate_speed.py --items 5924 --classes 100
 """
 
@@ -34,7 +34,7 @@ SOP_ITEMS, SOP_CLASSES = 60_502, 11_316
 
 
 def made(items: int, classes: int, dim: int, *, seed: int = 0, noise: float = 2.2) -> tuple[Tensor, Tensor]:
-    """Points around class centres, at least two a class; the noise gives scores like those of a trained model."""
+    """Points around class centres, at least two per class; the noise gives scores like those of a trained model."""
     rng = torch.Generator().manual_seed(seed)
     extra = torch.randint(classes, (items - 2 * classes,), generator=rng)
     labels = torch.cat([torch.arange(classes).repeat(2), extra])[torch.randperm(items, generator=rng)]
@@ -44,7 +44,7 @@ def made(items: int, classes: int, dim: int, *, seed: int = 0, noise: float = 2.
 
 
 def product_seconds(x: Tensor, block: Tensor, parts: list[slice], *, library: str) -> float:
-    """The bare product of those rows with all: what no exact evaluation can do without."""
+    """The product of these rows with all rows, which every exact evaluation needs."""
     start = time.perf_counter()
     for part in parts:
         out = block[: part.stop - part.start]
@@ -57,7 +57,7 @@ def product_seconds(x: Tensor, block: Tensor, parts: list[slice], *, library: st
 
 @contextmanager
 def peak_memory() -> Iterator[list[float]]:
-    """A list that holds, after the block, the bytes held at most beyond those before."""
+    """A list that holds, after the block, the peak memory in bytes beyond that before."""
     process, stop, seen = psutil.Process(), threading.Event(), [0.0]
     before = process.memory_info().rss
 
@@ -75,9 +75,9 @@ def peak_memory() -> Iterator[list[float]]:
 
 
 def measure_ours(x: Tensor, y: Tensor, rows: int = 512) -> dict[str, object]:
-    """Scores, seconds, the bare product's seconds and the peak memory."""
+    """Scores, seconds, the seconds of the product alone, and the peak memory."""
     evaluate(x[:256], torch.arange(256) // 2, metrics=METRICS)  # imports
-    block = torch.ones(min(rows, len(x)), len(x))  # written, so that its pages exist before anything is measured
+    block = torch.ones(min(rows, len(x)), len(x))  # written, so that its pages are allocated before measuring
     parts = [slice(i, min(i + rows, len(x))) for i in range(0, len(x), rows)]
     halves = parts[::2], parts[1::2]
     product = {library: product_seconds(x, block, halves[0], library=library) for library in ("numpy", "torch")}
@@ -97,7 +97,7 @@ def measure_ours(x: Tensor, y: Tensor, rows: int = 512) -> dict[str, object]:
 
 
 def measure_pml(x: Tensor, y: Tensor) -> dict[str, object]:
-    """The same of pytorch-metric-learning's AccuracyCalculator."""
+    """The same for pytorch-metric-learning's AccuracyCalculator."""
     from pytorch_metric_learning.utils.accuracy_calculator import AccuracyCalculator
 
     calculator = AccuracyCalculator(include=tuple(PML), k="max_bin_count", device=torch.device("cpu"))
@@ -117,8 +117,8 @@ def main() -> None:
     parser.add_argument("--items", type=int, default=SOP_ITEMS, help="number of embeddings (default %(default)s)")
     parser.add_argument("--classes", type=int, help="number of classes (default: in proportion to the items)")
     parser.add_argument("--dim", type=int, default=512, help="dimensions (default %(default)s)")
-    parser.add_argument("--no-pml", action="store_true", help="leave pytorch-metric-learning out")
-    parser.add_argument("--out", type=Path, help="write the figures there, as JSON")
+    parser.add_argument("--no-pml", action="store_true", help="without pytorch-metric-learning")
+    parser.add_argument("--out", type=Path, help="JSON file for the figures")
     options = parser.parse_args()
     classes = options.classes or max(2, options.items * SOP_CLASSES // SOP_ITEMS)
     if options.items < 2 * classes:

@@ -1,10 +1,10 @@
-"""How hard a setting of the embedded letters is, told by training classes alone; nothing here looks at test scores.
+"""The difficulty of a setting of the bundled letters, from training classes alone; test scores are never used.
 
     python benchmarks/glyphs_difficulty.py
     python benchmarks/glyphs_difficulty.py --spec "glyphs(shift=1.5)" --epochs 0
 
 Prints R@1 of raw pixels and of an untrained network, on all training classes and on the quarter that is held out, and
-of a network trained on the rest, at its last epoch, on that quarter. Raw pixels should fail, training should succeed.
+on that quarter of a network trained on the rest, at its last epoch. Raw pixels should fail, training should succeed.
 """
 
 import argparse
@@ -46,9 +46,9 @@ def trained(spec: str, epochs: int, seed: int) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--spec", default="glyphs", help="the data set (default: %(default)s)")
-    parser.add_argument("--epochs", type=int, default=40, help="of training, 0 for none (default: %(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="of the network (default: %(default)s)")
-    parser.add_argument("--out", type=Path, help="a JSON file for the figures and where they come from")
+    parser.add_argument("--epochs", type=int, default=40, help="epochs of training, 0 for none (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the network (default: %(default)s)")
+    parser.add_argument("--out", type=Path, help="JSON file for the figures and their provenance")
     options = parser.parse_args()
     everything = nk.load_dataset(options.spec).train
     _, quarter = held_out(everything, fraction=0.25)

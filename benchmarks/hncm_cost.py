@@ -1,11 +1,11 @@
-"""What hard negative class mining costs: making a batch of PROFS beside the bare product [drawn classes × classes].
+"""The cost of hard negative class mining: making a batch of PROFS, beside the product [drawn classes × classes] alone.
 
     python benchmarks/hncm_cost.py                      11,318 classes (SOP) and a million, 512-d; needs about 5 GB
-    python benchmarks/hncm_cost.py --classes 11318      the first alone, in seconds
+    python benchmarks/hncm_cost.py --classes 11318      only the first, in seconds
 
-A batch is 128 images, 2 a class: 64 classes, 32 of them drawn. All representatives have been embedded. Batch and
-product, the latter either way round, are made in turn; the least of all rounds counts. What is drawn for many batches
-at once is timed apart, and its share added. Times on a CPU are of the processors, which a busy machine disturbs less.
+A batch is 128 images, 2 per class: 64 classes, 32 of them drawn. All representatives are embedded beforehand. Batch and
+product (in both orders) alternate; the minimum over rounds counts. Draws for many batches at once are timed separately
+and their share is added. Times on a CPU are processor times, which other load disturbs less.
 """
 
 import argparse
@@ -28,13 +28,13 @@ class Row(NamedTuple):
     classes: int
     batch_ms: float
     product_ms: float
-    draws_ms: float  # a batch's share of what is drawn for many
+    draws_ms: float  # a batch's share of draws for many batches
     ratio: float
     reached: bool
 
 
 def embedded(classes: int, dim: int, device: torch.device) -> PROFS:
-    """PROFS in the middle of a run: a unit vector kept of every class."""
+    """PROFS in the middle of a run: it has a unit vector of every class."""
     m = method("profs(n_pair, hard_classes=True)", classes=classes, dim=dim).to(device)
     assert isinstance(m, PROFS)
     m.vectors.normal_()
@@ -49,7 +49,7 @@ def measure(classes: int, *, dim: int, rounds: int, device: torch.device) -> Row
     steps = m.projection(BATCH)
     batches = m.batches(labels, BATCH, seed=0)
     first = milliseconds(lambda: next(batches), device, processors=True)
-    draws = first / min(steps, HANDS)  # the first brings what is drawn for many
+    draws = first / min(steps, HANDS)  # the first includes the draws for many batches
     drawn = torch.randperm(classes, device=device)[: BATCH // IMAGES // 2]
 
     works = [
@@ -69,7 +69,7 @@ def main() -> None:
     parser.add_argument("--dim", type=int, default=512, help="dimensions (default %(default)s)")
     parser.add_argument("--rounds", type=int, default=30, help="timed rounds (default %(default)s)")
     parser.add_argument("--device", default="cpu", help="cpu (default) or cuda")
-    parser.add_argument("--out", type=Path, help="a JSON file for the figures and where they come from")
+    parser.add_argument("--out", type=Path, help="JSON file for the figures and their provenance")
     args = parser.parse_args()
     device = torch.device(args.device)
     torch.manual_seed(0)

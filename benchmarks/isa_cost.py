@@ -1,12 +1,12 @@
-"""What Proxy-ISA costs over plain Proxy-Anchor at Stanford-Online-Products scale, both measured in turn in one run.
+"""The cost of Proxy-ISA relative to Proxy-Anchor at Stanford-Online-Products scale, measured alternately in one run.
 
     python benchmarks/isa_cost.py                  the methods alone: 11,318 classes, 512-d, batch 180, queue 1,024
     python benchmarks/isa_cost.py --device cuda    whole training steps: lite0, 224 px, compiled as `nearkin train` does
-    python benchmarks/isa_cost.py --small          small sizes, to see that it runs: its ratios mean nothing
+    python benchmarks/isa_cost.py --small          small sizes, to check that it runs: ratios are meaningless
 
 A step of a method alone is loss, backward and after_step; a training step is zero_grad, network, loss, backward,
-clipping, optimiser and after_step, the images being there already. Queue and filter are on, the queue is full.
-Times are the least of all rounds, in turn, so that a busy machine is busy for both.
+clipping, optimiser and after_step; images are loaded beforehand. Queue and filter are on, the queue is full. Times are
+the minimum over alternating rounds, so that other load affects both.
 """
 
 import argparse
@@ -41,7 +41,7 @@ SMALL = Size(300, 64, 24, 64)
 
 
 class Operations(TorchDispatchMode):
-    """Counts what is dispatched: one operation is about one kernel."""
+    """Counts dispatched operations; one operation is about one kernel."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -53,7 +53,7 @@ class Operations(TorchDispatchMode):
 
 
 def warmed(spec: str, size: Size, device: torch.device) -> Method:
-    """A method some epochs on, its queue full."""
+    """A method after some epochs, with a full queue."""
     torch.manual_seed(0)
     m = method(spec, classes=size.classes, dim=size.dim).to(device)
     for _ in range(2 + 1024 // size.batch):
@@ -86,7 +86,7 @@ def whole_step(spec: str, size: Size, device: torch.device) -> Work:
 
 
 def launches(step: Work, device: torch.device) -> int:
-    """Kernels and graphs a step launches on a GPU; operations it dispatches on a CPU."""
+    """Number of kernels and graphs that a step launches on a GPU, or of operations that it dispatches on a CPU."""
     if device.type != "cuda":
         with Operations() as seen:
             step()
@@ -100,10 +100,10 @@ def launches(step: Work, device: torch.device) -> int:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--small", action="store_true", help="small sizes, to see that it runs")
+    parser.add_argument("--small", action="store_true", help="small sizes, to check that it runs")
     parser.add_argument("--rounds", type=int, default=10, help="timed rounds (default %(default)s)")
     parser.add_argument("--device", default="cpu", help="cpu (default) or cuda")
-    parser.add_argument("--out", type=Path, help="a JSON file for the figures and where they come from")
+    parser.add_argument("--out", type=Path, help="JSON file for the figures and their provenance")
     args = parser.parse_args()
     size, device = SMALL if args.small else FULL, torch.device(args.device)
     gpu = device.type == "cuda"

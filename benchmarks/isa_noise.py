@@ -1,12 +1,11 @@
-"""Whether Proxy-ISA's filter finds wrong labels: glyphs with a part of the training labels planted wrongly.
+"""Does Proxy-ISA's filter find wrong labels? Glyphs with a fraction of the training labels made wrong.
 
-    python benchmarks/isa_noise.py                          the embedded letters, 5 % wrong, 40 epochs; minutes on a CPU
+    python benchmarks/isa_noise.py                          the bundled letters, 5 % wrong, 40 epochs; minutes on a CPU
     python benchmarks/isa_noise.py --classes 120 --epochs 20
 
-Images are written as files with a table of labels, as a user has them, and trained on by `nearkin train`'s own loop.
-Prints how many of the planted labels are among the filtered images (recall) and how many of those are planted
-(precision): of images filtered at all, and of those filtered in at least a quarter or half of the epochs in which the
-filter was on.
+Images are written as files with a table of labels, as a user has them, and trained on by `nearkin train`'s loop. Prints
+the share of wrong labels among the filtered images (precision) and the share of wrong labels that are filtered
+(recall): for images filtered at all, and for those filtered in at least a quarter or half of the epochs with filter.
 """
 
 import argparse
@@ -32,7 +31,7 @@ METHODS = {
 
 
 def plant(images: Images, part: float, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Labels of which a part is wrong, each any other class with equal chance; and which ones they are."""
+    """Labels of which a fraction is replaced by a random other class; and the mask of these."""
     rng = torch.Generator().manual_seed(seed)
     rows = torch.randperm(len(images), generator=rng)[: round(part * len(images))]
     labels = images.labels.clone()
@@ -42,7 +41,7 @@ def plant(images: Images, part: float, seed: int) -> tuple[torch.Tensor, torch.T
 
 
 def write_table(folder: Path, data: Dataset, labels: torch.Tensor) -> Path:
-    """Images as PNG files below the folder, and table.csv with the planted labels."""
+    """Images as PNG files below the folder, and table.csv with the noisy labels."""
     table = folder / "table.csv"
     with table.open("w", newline="", encoding="utf-8") as file:
         rows = csv.writer(file)
@@ -72,15 +71,13 @@ def found(run: RunFolder, epochs: int, wrong: torch.Tensor) -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "--classes", type=int, default=800, help="of glyphs, half of which train (default: %(default)s)"
+        "--classes", type=int, default=800, help="classes of glyphs, half of them for training (default: %(default)s)"
     )
-    parser.add_argument(
-        "--noise", type=float, default=0.05, help="part of the labels that is wrong (default: %(default)s)"
-    )
-    parser.add_argument("--epochs", type=int, default=40, help="of training (default: %(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="of labels and training (default: %(default)s)")
-    parser.add_argument("--keep", type=Path, help="a folder for images and runs (default: none is kept)")
-    parser.add_argument("--out", type=Path, help="a JSON file for the figures and where they come from")
+    parser.add_argument("--noise", type=float, default=0.05, help="fraction of wrong labels (default: %(default)s)")
+    parser.add_argument("--epochs", type=int, default=40, help="epochs of training (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of labels and training (default: %(default)s)")
+    parser.add_argument("--keep", type=Path, help="folder for images and runs (default: a temporary one)")
+    parser.add_argument("--out", type=Path, help="JSON file for the figures and their provenance")
     options = parser.parse_args()
     data = nk.load_dataset(f"glyphs(classes={options.classes})")
     labels, wrong = plant(data.train, options.noise, options.seed)

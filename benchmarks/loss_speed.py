@@ -1,10 +1,10 @@
 """Speed and memory of losses at Stanford-Online-Products scale, beside pytorch-metric-learning (PML), in one run.
 
     python benchmarks/loss_speed.py            11,318 classes, 512-d, batch 180; needs about 2 GB
-    python benchmarks/loss_speed.py --small    the same table of small sizes, in seconds: its ratios mean nothing
+    python benchmarks/loss_speed.py --small    the same table for small sizes, in seconds: ratios are meaningless
 
-Times are of forward and backward together, ours and PML's in turn, the least of all rounds. Memory is the peak of what
-forward and backward allocate beyond the parameters and their gradients, in multiples of the [B, C·K] similarities.
+Times are of forward and backward together, the minimum over rounds that alternate between ours and PML's. Memory is the
+peak of forward and backward beyond parameters and gradients, in multiples of the [B, C·K] similarities.
 """
 
 import argparse
@@ -34,7 +34,7 @@ class Size(NamedTuple):
     dim: int
     batch: int
     per_class: int
-    memory: int  # of multi_similarity, with a batch and dimension of its own
+    memory: int  # of multi_similarity, with its own batch size and dimension
     memory_batch: int
     memory_dim: int
 
@@ -47,13 +47,13 @@ class Row(NamedTuple):
     what: str
     ours: str
     pml: str
-    ratio: float  # what the goal is about
+    ratio: float  # subject of the goal
     goal: str
     reached: bool
 
 
 def peak(step: Work, device: torch.device) -> int:
-    """The most bytes that a step holds at once, beyond what was there before."""
+    """The peak memory of a step in bytes, beyond that before."""
     if device.type == "cuda":
         before = torch.cuda.memory_allocated(device)
         torch.cuda.reset_peak_memory_stats(device)
@@ -61,7 +61,7 @@ def peak(step: Work, device: torch.device) -> int:
         return torch.cuda.max_memory_allocated(device) - before
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
         step()
-    # The public event list leaves out what a parent operator covers; the record itself has every allocation.
+    # The public event list omits allocations inside a parent operator; the record has all of them.
     events = [e for e in recorded.profiler.kineto_results.events() if e.name() == "[memory]"]
     held = most = 0
     for event in sorted(events, key=lambda e: e.start_ns()):
@@ -71,7 +71,7 @@ def peak(step: Work, device: torch.device) -> int:
 
 
 def step_of(loss: Callable[[Tensor, Tensor], Tensor], x: Tensor, y: Tensor, *more: nn.Parameter) -> Work:
-    """Forward and backward, from no gradients on."""
+    """Forward and backward, starting without gradients."""
 
     def step() -> None:
         for p in (x, *more):
@@ -102,7 +102,7 @@ def memory_multiple(loss: nn.Module, size: Size, *, device: torch.device) -> flo
     x, y = some(size.batch, size.dim, size.classes, device)
     parameters = list(loss.parameters())
     step = step_of(loss, x, y, *parameters)
-    step()  # once before, so that a device's workspaces are there already
+    step()  # a first step allocates the device's workspaces
     x.grad = None
     for p in parameters:
         p.grad = None
@@ -114,7 +114,7 @@ def memory_of_many_proxies(size: Size, *, device: torch.device) -> list[Row]:
     pml = losses.SoftTripleLoss(size.classes, size.dim, centers_per_class=size.per_class).to(device)
     theirs = memory_multiple(pml, size, device=device)
     del pml
-    # PML's regulariser: the similarities of all proxies with all, in float32, and two masks of a byte.
+    # PML's regulariser: similarities between all proxies in float32, and two byte masks.
     would = 6 * (size.classes * size.per_class) ** 2 / 1e9
     rows = []
     for name in MULTI_PROXY:
@@ -153,10 +153,10 @@ def measure(size: Size, *, rounds: int, device: torch.device) -> list[Row]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--small", action="store_true", help="small sizes, to see that it runs")
+    parser.add_argument("--small", action="store_true", help="small sizes, to check that it runs")
     parser.add_argument("--rounds", type=int, default=10, help="timed rounds (default 10)")
     parser.add_argument("--device", default="cpu", help="cpu (default) or cuda")
-    parser.add_argument("--out", type=Path, help="a JSON file for the figures and where they come from")
+    parser.add_argument("--out", type=Path, help="JSON file for the figures and their provenance")
     args = parser.parse_args()
     size, device = SMALL if args.small else FULL, torch.device(args.device)
     torch.manual_seed(0)

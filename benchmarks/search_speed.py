@@ -1,12 +1,12 @@
 """Speed of search over a million embeddings, beside bare faiss, in one run.
 
     python benchmarks/search_speed.py            1,000,000 × 128 float32; needs about 5 GB of memory and 3 GB of disk
-    python benchmarks/search_speed.py --small    the same table of small sizes, in seconds: its ratios mean nothing
+    python benchmarks/search_speed.py --small    the same table for small sizes, in seconds: ratios are meaningless
 
-Exact search is the whole way from queries to paths, labels and similarities, against faiss's IndexFlatIP, which gives
-row numbers: in turn, the least of all rounds, each over several batches of different queries. The approximate index is
-built through faiss and tells its recall; its latency stands beside that of the exact search. The data are made: classes
-in families, as far from each other and as spread as those of a trained model, with queries that are not in the index.
+Exact search goes from queries to paths, labels and similarities; faiss's IndexFlatIP gives row numbers only. They
+alternate, and the minimum over rounds counts, each over several batches of different queries. The approximate index is
+built by faiss; its recall and latency are shown beside the exact search. The data are synthetic: classes in families,
+with distances and spread as in a trained model, and queries that are not in the index.
 """
 
 import argparse
@@ -34,7 +34,7 @@ Floats = NDArray[np.float32]
 K = 10
 BATCHES = (1, 16, 256)  # queries at once
 QUERIES = 512
-PARTS = 16  # batches that are timed together, at most: a query that is asked again finds the cache warm
+PARTS = 16  # most batches timed together; a repeated query would find a warm cache
 
 
 class Size(NamedTuple):
@@ -69,7 +69,7 @@ def normed(x: Floats) -> Floats:
 
 
 def make(size: Size, queries: int) -> tuple[Floats, Floats]:
-    """Items and queries on the sphere: kin at a cosine of about 0.7, families at 0.4, strangers around 0."""
+    """Items and queries on the sphere: cosine about 0.7 in a class, 0.4 in a family of classes, 0 elsewhere."""
     rng = np.random.default_rng(0)
 
     def noise(count: int) -> Floats:
@@ -83,7 +83,7 @@ def make(size: Size, queries: int) -> tuple[Floats, Floats]:
 
 
 def in_turn(searches: list[Callable[[Floats], object]], queries: Floats, count: int, rounds: int) -> list[float]:
-    """The least milliseconds a query of each search, `count` at once, run in turn: a busy machine is busy for all."""
+    """Minimal milliseconds per query of each search, `count` at once, in alternating rounds."""
     parts = [queries[start : start + count] for start in range(0, len(queries), count)][:PARTS]
     best = [float("inf")] * len(searches)
     for turn in range(rounds + 1):
@@ -91,13 +91,13 @@ def in_turn(searches: list[Callable[[Floats], object]], queries: Floats, count: 
             start = time.perf_counter()
             for part in parts:
                 search(part)
-            if turn:  # the first warms up
+            if turn:  # the first round warms up
                 best[i] = min(best[i], 1e3 * (time.perf_counter() - start) / (count * len(parts)))
     return best
 
 
 def one_by_one(search: Callable[[Floats], object], queries: Floats) -> NDArray[np.float64]:
-    """Milliseconds of each query, asked alone."""
+    """Milliseconds of each query, one at a time."""
     taken = []
     for query in queries:
         start = time.perf_counter()
@@ -107,7 +107,7 @@ def one_by_one(search: Callable[[Floats], object], queries: Floats) -> NDArray[n
 
 
 def fill(folder: Path, x: Floats, kind: str) -> tuple[Index, float]:
-    """An index of the items, and the seconds that committing them took."""
+    """An index of the items, and the seconds of committing them."""
     index = create_index(folder, dim=x.shape[1], space="cosine", kind=kind)
     start = time.perf_counter()
     part = max(1, len(x) // 10)
@@ -182,16 +182,16 @@ def cells(row: Row, judged: bool) -> list[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--small", action="store_true", help="small sizes, to see that it runs")
+    parser.add_argument("--small", action="store_true", help="small sizes, to check that it runs")
     parser.add_argument("--rounds", type=int, default=5, help="timed rounds (default 5)")
     parser.add_argument("--threads", type=int, default=2, help="cores for either side (default 2)")
     parser.add_argument("--kinds", default="hnsw", help="approximate indexes, as hnsw,ivfpq (default hnsw)")
-    parser.add_argument("--out", type=Path, help="a JSON file for the figures and where they come from")
+    parser.add_argument("--out", type=Path, help="JSON file for the figures and their provenance")
     args = parser.parse_args()
     size = SMALL if args.small else FULL
     faiss.omp_set_num_threads(args.threads)
     loaded = source()  # of the code as it was loaded
-    load = [os.getloadavg()[0]]  # of the machine: other work beside makes all times longer
+    load = [os.getloadavg()[0]]  # other load makes all times longer
     with threadpool_limits(args.threads):
         rows = measure(size, kinds=[kind for kind in args.kinds.split(",") if kind], rounds=args.rounds)
     load.append(os.getloadavg()[0])

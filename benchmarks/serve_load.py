@@ -1,7 +1,7 @@
-"""A server under load: many clients at once, each searching with a picture, over the loopback.
+"""A server under load: many clients at once, each searching with an image, over the loopback.
 
-Prints how many searches failed (none may) and how long the others took, beside the same clients one after the other and
-beside the bare work: decoding, embedding and searching without a server. Clients and server share the machine.
+Prints how many searches failed (none may) and the times of the others, beside the same clients one after the other and
+beside decoding, embedding and searching without a server. Clients and server share the machine.
 
     python benchmarks/serve_load.py --out benchmarks/results/serve_load.json
 """
@@ -44,7 +44,7 @@ class Row(NamedTuple):
 
 
 def prepare(folder: Path) -> tuple[Path, list[Path]]:
-    """An index of letters with a hardly trained model, and the files in it."""
+    """An index of letters with a briefly trained model, and its files."""
     run = nk.train(data=DATA, epochs=1, device="cpu", out=folder / "run")
     letters = nk.load_dataset(DATA).test
     paths = [folder / f"{row}.png" for row in range(len(letters))]
@@ -65,7 +65,7 @@ def row(what: str, seconds: list[float], whole: float, errors: int = 0) -> Row:
 
 
 def bare(index: Index, model: Model, paths: list[Path]) -> Row:
-    """The work without a server, one picture at a time."""
+    """The same work without a server, one image at a time."""
     taken, start = [], time.perf_counter()
     for path in paths:
         begin = time.perf_counter()
@@ -129,9 +129,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--clients", type=int, default=200, help="searches at once (default 200)")
     parser.add_argument("--rounds", type=int, default=10, help="searches of each client in the longer run (default 10)")
-    parser.add_argument("--out", type=Path, help="a JSON file for the figures and where they come from")
+    parser.add_argument("--out", type=Path, help="JSON file for the figures and their provenance")
     args = parser.parse_args()
-    others = os.getloadavg()[0]  # processes that wanted the machine before: with more than its cores, times are long
+    others = os.getloadavg()[0]  # load of the machine before; above its number of cores, times are long
     with tempfile.TemporaryDirectory() as folder:
         rows = measure(Path(folder), at_once=args.clients, rounds=args.rounds)
     table = Table(

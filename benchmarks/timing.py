@@ -1,4 +1,4 @@
-"""What the scripts here share: works timed in turn, a training step without its images, where a result comes from."""
+"""Shared by the scripts: timing in alternating rounds, a training step without its images, provenance of a result."""
 
 import shlex
 import sys
@@ -21,7 +21,7 @@ Work = Callable[[], object]
 def least(
     works: list[Work], *, rounds: int, device: torch.device, times: int = 1, processors: bool = False
 ) -> list[float]:
-    """The least milliseconds of each, done in turn, so that a busy machine is busy for all; a first round warms up."""
+    """Minimal milliseconds of each function, in alternating rounds after a warm-up, so that load affects all."""
     best = [float("inf")] * len(works)
     for turn in range(rounds + 1):
         for i, work in enumerate(works):
@@ -32,7 +32,7 @@ def least(
 
 
 def milliseconds(work: Work, device: torch.device, *, times: int = 1, processors: bool = False) -> float:
-    """Of one: `times` in a row between two waits. `processors` counts a CPU's time at work, all its cores together."""
+    """Milliseconds of one function, called `times` in a row. `processors` measures processor time over all cores."""
     clock = time.process_time if processors and device.type == "cpu" else time.perf_counter
     wait(device)
     start = clock()
@@ -48,7 +48,7 @@ def wait(device: torch.device) -> None:
 
 
 def training_step(m: Method, embedder: Embedder, plan: Plan, y: Tensor) -> Work:
-    """A step of `nearkin train` after warm-up, but for reading and augmenting the images."""
+    """A step of `nearkin train` after warm-up, without reading and augmenting the images."""
     device, side, channels = y.device, embedder.trunk.size, embedder.trunk.channels
     network = torch.compile(embedder, mode="reduce-overhead") if plan.compile else embedder
     set_training(embedder, embedder.trunk, plan, warming_up=False)
@@ -74,5 +74,5 @@ def training_step(m: Method, embedder: Embedder, plan: Plan, y: Tensor) -> Work:
 
 
 def source() -> Json:
-    """Where a result comes from: the command, versions, commit, hardware, date."""
+    """The provenance of a result: command, versions, commit, hardware, date."""
     return {"command": shlex.join(["python", *sys.argv]), **provenance()}

@@ -1,14 +1,13 @@
-"""What VCPA's proxy steps cost: ratios measured in one run.
+"""The cost of VCPA's proxy steps: ratios measured in one run.
 
-    python benchmarks/vcpa_cost.py                  the M = 10 Newton steps alone over ten times the five bare products
+    python benchmarks/vcpa_cost.py                  the M = 10 Newton steps relative to ten times the five products
                                                     [C, B]·[B, D] they need; C = 11,318, B = 180, D = 512
-    python benchmarks/vcpa_cost.py --device cuda    whole training steps of vcpa over those of proxy_anchor: lite0,
+    python benchmarks/vcpa_cost.py --device cuda    training steps of vcpa relative to those of proxy_anchor: lite0,
                                                     batch 180, 224 px, 100 classes, compiled as nearkin train does
-    … --small                                       small sizes of either, to see that it runs: ratios mean nothing
+    … --small                                       small sizes, to check that it runs: ratios are meaningless
 
-Everything is timed in turn, the least of all rounds counts. A training step is nearkin train's own: augmentation,
-network, loss, backward, optimiser, method. With a compiled network VCPA's Newton step is compiled, too; the row
-"eager" has it as it is.
+Times are the minimum over alternating rounds. A training step is that of nearkin train: augmentation, network, loss,
+backward, optimiser, method. With a compiled network VCPA's Newton step is compiled, too; in the row "eager" it is not.
 """
 
 import argparse
@@ -40,7 +39,7 @@ class Row(NamedTuple):
 
 
 def newton_alone(device: torch.device, *, small: bool, rounds: int) -> list[Row]:
-    """The Newton steps of a batch, with what keeps their result, over the bare products."""
+    """The Newton steps of a batch, including storing the result, relative to the products alone."""
     C, B, D = (300, 24, 64) if small else (11_318, 180, 512)
     m = method(f"vcpa(steps={M}, tau=0.001)", classes=C, dim=D).to(device)
     x, y = torch.randn(B, D, device=device), torch.randint(C, (B,), device=device)
@@ -62,7 +61,7 @@ def newton_alone(device: torch.device, *, small: bool, rounds: int) -> list[Row]
 
 
 def training_step(spec: str, folder: str, device: torch.device, *, small: bool, fuse: bool) -> Work:
-    """A step of nearkin train on 100 classes, whose pictures do not matter here."""
+    """A step of nearkin train on 100 classes with arbitrary images."""
     given: dict[str, Any] = {
         "data": f"glyphs(classes={20 if small else 200})",
         "method": spec,
@@ -102,10 +101,10 @@ def whole_steps(device: torch.device, *, small: bool, rounds: int) -> list[Row]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cpu", help="cpu (default): Newton steps alone; cuda: training steps")
-    parser.add_argument("--steps", action="store_true", help="training steps on a CPU, too")
-    parser.add_argument("--small", action="store_true", help="small sizes, to see that it runs")
+    parser.add_argument("--steps", action="store_true", help="also training steps on a CPU")
+    parser.add_argument("--small", action="store_true", help="small sizes, to check that it runs")
     parser.add_argument("--rounds", type=int, default=5, help="timed rounds (default 5)")
-    parser.add_argument("--out", type=Path, help="a JSON file for the figures and where they come from")
+    parser.add_argument("--out", type=Path, help="JSON file for the figures and their provenance")
     args = parser.parse_args()
     device = torch.device(args.device)
     torch.manual_seed(0)
