@@ -9,7 +9,7 @@ from pytorch_metric_learning import losses
 
 from nearkin import method
 
-# Ours, theirs, and how many proxies a class.
+# Ours, theirs, and the number of proxies per class.
 PROXIES = [
     ("proxy_anchor", losses.ProxyAnchorLoss(CLASSES, DIM, margin=0.1, alpha=32), 1),
     ("proxy_nca_pp", losses.ProxyNCALoss(CLASSES, DIM, softmax_scale=9), 1),

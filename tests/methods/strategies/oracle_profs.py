@@ -64,7 +64,7 @@ def faults(batch, labels, representatives, I):  # noqa: E741
         if labels[i] not in classes:
             classes.append(labels[i])
     if len(classes) * I != len(batch):
-        found.append(f"{len(classes)} classes in a batch of {len(batch)}, {I} images a class")
+        found.append(f"{len(classes)} classes in a batch of {len(batch)}, {I} images per class")
     for c in classes:
         mine = [i for i in batch if labels[i] == c]
         own, images = representatives[c], [i for i in range(len(labels)) if labels[i] == c]

@@ -89,7 +89,7 @@ def test_a_class_comes_rho_times_in_a_projection():
     m = built(hard_classes=False, rho=6)
     assert m.projection(6) == 28  # 6 · 4 images of contrastive's own · 7 classes / 6 images in a batch
     batches = drawn(m, 14 * 4, size=6, images=2)
-    assert m.projection(6) == 14  # now 2 images a class: 3 classes at once
+    assert m.projection(6) == 14  # now 2 images per class: 3 classes at once
     own = []
     for start in range(0, len(batches), 14):
         projection = batches[start : start + 14]

@@ -14,7 +14,7 @@ Symbols
 
 Settings
     α = 1.2, m = 0.4, T = 10, λ = 1, as commonly used. The authors' code for CUB: α = 1.4, m = 0.2, T = 10, 20 classes
-    of 3 images a batch.
+    of 3 images per batch.
 
 Departures
     w is held constant, since it is there to weight gradients; if it were differentiated, as in some public code, it

@@ -23,8 +23,8 @@ Algorithm
 
 Settings
     λ = 2e-4, patience 3; CUB, Cars: K = 8, b = 12, a check every 25 steps; SOP, In-Shop: K = 4, b = 7, every 250.
-    One proxy a class (the -S variants): K = 1. Adam 1e-5, weight decay 1e-4, batch 8 classes × 4, 128-d, space `ball`,
-    no warm-up, proxies' speed 1. Losses: `contrastive`, `multi_similarity`, `triplet` with CCP's margins.
+    One proxy per class (the -S variants): K = 1. Adam 1e-5, weight decay 1e-4, batch 8 classes × 4, 128-d, space
+    `ball`, no warm-up, proxies' speed 1. Losses: `contrastive`, `multi_similarity`, `triplet` with CCP's margins.
 
 Departures
     The inner loss defines the reduction (C2 and triplet over non-zero terms, C1 and MS over samples), as in the
