@@ -27,7 +27,7 @@
         method              spec, or one per data set: method.cub = "…"; absent: the row is only quoted
         settings            fields of Plan, for this row
         scores              "before": the scores of the network before training
-        paper.NAME          metric → percent, or [percent, spread]; words may follow a metric ("R@1 512-d")
+        paper.NAME          metric → percent, or [percent, spread]; "R@1 512-d" is that of joint embeddings
         backbone, dim       of the paper's number, if not the suite's
         note
         baseline            the row it is tested against, if not the suite's
@@ -41,15 +41,13 @@ may describe more data sets than a suite uses: those that the suite does not nam
 begin with an underscore.
 """
 
-import itertools
 import math
-import re
-import tomllib
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from nearkin.benchmark.suite_file import PLACEHOLDER, read_suite_file
 from nearkin.errors import NearkinError
 from nearkin.evaluation import parse_metric
 from nearkin.methods.losses import LOSSES
@@ -58,7 +56,6 @@ from nearkin.spec import fits, nearest, parse, words
 from nearkin.training.run_metric import RunMetric
 
 FOLDER = Path(__file__).parent / "suites"
-_NAME = re.compile(r"\{(\w+)\}")
 NO_SETTINGS = ("data", "method", "metrics", "seed", "device")  # fields of Plan that [settings] may not hold
 
 
@@ -88,13 +85,13 @@ class Row:
     settings: Mapping[str, Any]
     paper: Mapping[str, Mapping[str, Published]]  # data set → metric → number
     backbone: str  # of the paper's number
-    dim: int | None
-    scores: Literal["after", "before"]
-    note: str
-    baseline: str  # the row it is tested against
-    variant: bool  # the method without one of its parts: no claim is tested on it
-    x: float | None  # its position in the suite's figure
-    series: str
+    dim: int | None = None
+    scores: Literal["after", "before"] = "after"
+    note: str = ""
+    baseline: str = ""  # the row it is tested against
+    variant: bool = False  # the method without one of its parts: no claim is tested on it
+    x: float | None = None  # its position in the suite's figure
+    series: str = ""
 
 
 class Axes(NamedTuple):
@@ -113,16 +110,16 @@ class Suite:
     title: str
     source: str
     backbone: str
-    paper_select: str
-    spread: str
-    seeds: int
-    baseline: str
-    sort: str
-    note: str
     settings: Mapping[str, Any]
     data: Mapping[str, SuiteData]
     rows: Mapping[str, Row]
-    figure: Axes | None
+    figure: Axes | None = None
+    paper_select: str = ""
+    spread: str = ""
+    seeds: int = 1
+    baseline: str = ""
+    sort: str = ""
+    note: str = ""
 
     @property
     def baselines(self) -> dict[str, str]:
@@ -131,20 +128,21 @@ class Suite:
         return {name: base for name, base in named.items() if base not in ("", name)}
 
 
-_SUITE: dict[str, Any] = {
+_PLAIN: dict[str, Any] = {
     "title": str,
     "source": str,
     "backbone": str,
-    "paper_backbone": str,
     "paper_select": str,
     "spread": str,
     "seeds": int,
     "baseline": str,
     "sort": str,
     "note": str,
+}  # fields of Suite that are keys of its file
+_SUITE: dict[str, Any] = _PLAIN | {
+    "paper_backbone": str,
     "every_method": bool,
     "settings": dict,
-    "define": dict,
     "data": dict,
     "row": list,
     "figure": dict,
@@ -185,27 +183,7 @@ def load_suite(suite: str | Path) -> Suite:
             f"There is no suite {str(suite)!r}.{nearest(str(suite), names)} There are: {', '.join(names)}; "
             "or give the path of a .toml file."
         )
-    return _suite(_read(path), path.stem)
-
-
-def _read(path: Path) -> dict[str, Any]:
-    """The tables of a file, completed by those of its base."""
-    try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise NearkinError(f"The suite {path} cannot be read: {error}.") from None
-    if "base" not in table:
-        return table
-    base = _read(path.parent / str(table.pop("base")))
-    used = {name: entry for name, entry in base.get("data", {}).items() if name in table.get("data", {})}
-    return _merge({**base, "data": used}, table)
-
-
-def _merge(base: dict[str, Any], table: dict[str, Any]) -> dict[str, Any]:
-    """Both tables in one; the second one's keys come first and win, tables inside them are merged likewise."""
-    merged = {**table, **{key: value for key, value in base.items() if key not in table}}
-    both = [key for key in table if isinstance(table[key], dict) and isinstance(base.get(key), dict)]
-    return merged | {key: _merge(base[key], table[key]) for key in both}
+    return _suite(read_suite_file(path), path.stem)
 
 
 def _suite(table: dict[str, Any], name: str) -> Suite:
@@ -217,29 +195,16 @@ def _suite(table: dict[str, Any], name: str) -> Suite:
         raise NearkinError(f"In {where} there is no data set: write [data.NAME] with its metrics.")
     rows: dict[str, Row] = {}
     published_with = table.get("paper_backbone", table["backbone"])
-    for entry in _repeat(table.get("row", []), where):
-        row = _row(entry, published_with, data, table.get("define", {}), where)
+    for entry in table.get("row", []):
+        row = _row(entry, published_with, data, where)
         if row.name in rows:
             raise NearkinError(f"In {where} two rows are called {row.name!r}: rename one.")
         rows[row.name] = row
     if table.get("every_method", False):
         rows |= _other_methods(rows, data, table["backbone"])
-    suite = Suite(
-        name=name,
-        title=table["title"],
-        source=table["source"],
-        backbone=table["backbone"],
-        paper_select=table.get("paper_select", ""),
-        spread=table.get("spread", ""),
-        seeds=table.get("seeds", 1),
-        baseline=table.get("baseline", ""),
-        sort=table.get("sort", ""),
-        note=table.get("note", ""),
-        settings=settings,
-        data=data,
-        rows=rows,
-        figure=_figure(table["figure"], data, where) if "figure" in table else None,
-    )
+    figure = _figure(table["figure"], data, where) if "figure" in table else None
+    plain = {key: table[key] for key in _PLAIN if key in table}
+    suite = Suite(name=name, settings=settings, data=data, rows=rows, figure=figure, **plain)
     _check_whole(suite, where)
     _check_points(suite, where)
     return suite
@@ -275,9 +240,7 @@ def _check_points(suite: Suite, where: str) -> None:
     seen: dict[tuple[str, float], str] = {}
     for row in suite.rows.values():
         if suite.figure is None and (row.x is not None or row.series):
-            raise NearkinError(
-                f"In {where}, row {row.name!r} has x or series without a [figure]: write one."
-            )
+            raise NearkinError(f"In {where}, row {row.name!r} has x or series without a [figure]: write one.")
         if row.x is None and row.series:
             raise NearkinError(f"In {where}, row {row.name!r} has a series but no x: give its position on the curve.")
         if suite.figure and row.x is not None:
@@ -302,45 +265,10 @@ def _data(name: str, table: Any, where: str) -> SuiteData:
     return SuiteData(name, table.get("read", name), tuple(table["metrics"]), _settings(table, where))
 
 
-def _repeat(rows: Sequence[Any], where: str) -> Iterator[Any]:
-    """The rows; one with `each` once per combination of its values."""
-    for row in rows:
-        if not isinstance(row, dict) or "each" not in row:
-            yield row
-            continue
-        each = row["each"]
-        if not isinstance(each, dict) or not all(isinstance(values, list) for values in each.values()):
-            raise NearkinError(f"In {where} each must be a table of lists, not {each!r}.")
-        rest = {key: value for key, value in row.items() if key != "each"}
-        for values in itertools.product(*each.values()):
-            filled = _fill(rest, dict(zip(each, values, strict=True)))
-            yield filled | ({"x": _number(filled["x"])} if isinstance(filled.get("x"), str) else {})
-
-
-def _fill(value: Any, names: Mapping[str, Any]) -> Any:
-    """Replace {KEY} in all texts of a value; a text that is nothing but {KEY} becomes the value itself."""
-    if isinstance(value, dict):
-        return {key: _fill(inner, names) for key, inner in value.items()}
-    if not isinstance(value, str):
-        return value
-    if value.startswith("{") and value.endswith("}") and value[1:-1] in names:
-        return names[value[1:-1]]
-    return _NAME.sub(lambda found: str(names.get(found[1], found[0])), value)
-
-
-def _methods(spec: Any, data: Mapping[str, SuiteData], define: Mapping[str, Any]) -> dict[str, Any]:
-    """The method per data set, with the suite's definitions filled in."""
-    methods = {}
-    for dataset, text in (dict.fromkeys(data, spec) if isinstance(spec, str) else spec).items():
-        texts = {name: value.get(dataset) if isinstance(value, dict) else value for name, value in define.items()}
-        methods[dataset] = _fill(text, {name: value for name, value in texts.items() if value is not None})
-    return methods
-
-
-def _row(table: Any, backbone: str, data: Mapping[str, SuiteData], define: Mapping[str, Any], where: str) -> Row:
+def _row(table: Any, backbone: str, data: Mapping[str, SuiteData], where: str) -> Row:
     where = f"{where}, row {table.get('name', '?')!r}" if isinstance(table, dict) else where
     _check(table, _ROW, where, needed=("name",))
-    methods = _methods(table.get("method", {}), data, define)
+    methods = table.get("method", {})
     for what, by_data in (("method", methods), ("paper", table.get("paper", {}))):
         for name in by_data:
             if name not in data:
@@ -348,24 +276,12 @@ def _row(table: Any, backbone: str, data: Mapping[str, SuiteData], define: Mappi
     for spec in methods.values():
         if not isinstance(spec, str):
             raise NearkinError(f"In {where} method must be {_words(_ROW['method'])}, not {spec!r}.")
-        if unknown := _NAME.search(spec):
+        if unknown := PLACEHOLDER.search(spec):
             raise NearkinError(f"In {where} nothing defines {unknown[0]}: write it in [define] or in each.")
         parse(spec)
     paper = {name: _numbers(numbers, f"{where}, paper.{name}") for name, numbers in table.get("paper", {}).items()}
-    return Row(
-        name=table["name"],
-        methods=methods,
-        settings=_settings(table, where),
-        paper=paper,
-        backbone=table.get("backbone", backbone),
-        dim=table.get("dim"),
-        scores=table.get("scores", "after"),
-        note=table.get("note", ""),
-        baseline=table.get("baseline", ""),
-        variant=table.get("variant", False),
-        x=table.get("x"),
-        series=table.get("series", ""),
-    )
+    plain = {key: value for key, value in table.items() if key not in ("method", "settings", "paper")}
+    return Row(methods=methods, settings=_settings(table, where), paper=paper, **{"backbone": backbone, **plain})
 
 
 def _numbers(table: Any, where: str) -> dict[str, Published]:
@@ -380,19 +296,10 @@ def _numbers(table: Any, where: str) -> dict[str, Published]:
     return numbers
 
 
-def _number(text: str) -> float | str:
-    """The number a text is; the text itself if it is none, for the check to refuse."""
-    try:
-        return float(text)
-    except ValueError:
-        return text
-
-
 def _other_methods(rows: Mapping[str, Row], data: Mapping[str, SuiteData], backbone: str) -> dict[str, Row]:
     known = {parse(spec).name for row in rows.values() for spec in row.methods.values()}
     others = [name for name in sorted({**LOSSES, **STRATEGIES}) if name not in known]
-    plain = Row("", {}, {}, {}, backbone, None, "after", "", "", False, None, "")
-    return {name: replace(plain, name=name, methods=dict.fromkeys(data, name)) for name in others}
+    return {name: Row(name, dict.fromkeys(data, name), {}, {}, backbone) for name in others}
 
 
 def _settings(table: Mapping[str, Any], where: str) -> dict[str, Any]:
@@ -404,7 +311,7 @@ def _settings(table: Mapping[str, Any], where: str) -> dict[str, Any]:
 
 
 def _metric(name: Any, where: str) -> None:
-    """Raise if this is not the name of a metric, which words may follow."""
+    """Raise if this is not the name of a metric, as "R@1", or of joint embeddings, as "R@1 512-d"."""
     metric = RunMetric.parse(name).metric if isinstance(name, str) else name
     try:
         parse_metric(metric)

@@ -1,0 +1,1 @@
+"""Generators of the documentation; not part of the package."""
