@@ -31,6 +31,9 @@ BLOCKS = re.findall(r"```(python|sh)\n(.*?)```", PAGE.read_text(), re.DOTALL)
 FULL = os.environ.get("NEARKIN_TUTORIAL") == "full"
 SMALLER = ("glyphs(classes=200, samples=12)", "glyphs(classes=48, samples=8)")
 QUICK = ["--epochs", "30", "--batch", "36", "--dim", "32"]
+PICTURES_SHOWN = """() => [...document.images]
+    .filter((image) => image.getBoundingClientRect().top < innerHeight && image.getClientRects().length)
+    .every((image) => image.complete && image.naturalWidth)"""
 
 
 def nearkin(words: list[str]) -> str:
@@ -133,7 +136,7 @@ def test_the_page_looks_as_shown(folder, address, browser, picture):
     take(page, "page-first", picture)
     page.locator("#file").set_input_files(place / "mine.png")
     expect(page.locator("#status")).to_contain_text("the nearest")
-    page.wait_for_load_state("networkidle")
+    page.wait_for_function(PICTURES_SHOWN)
     take(page, "page-search", picture)
     with page.expect_response(lambda answer: "side=64" in answer.url):  # zoomed in, points become pictures
         for _ in range(7):
@@ -145,7 +148,7 @@ def test_the_page_looks_as_shown(folder, address, browser, picture):
     phone.goto(address)
     phone.locator("#file").set_input_files(place / "mine.png")
     expect(phone.locator("#status")).to_contain_text("the nearest")
-    phone.wait_for_load_state("networkidle")
+    phone.wait_for_function(PICTURES_SHOWN)
     take(phone, "page-phone", picture)
     phone.close()
     for name in re.findall(r"\]\(pictures/(.*?)\)", PAGE.read_text()):
@@ -158,4 +161,5 @@ def take(what, name: str, picture: Callable[[str], str]) -> None:
     what.screenshot(path=path)
     if FULL:
         with Image.open(path) as image:
-            image.convert("RGB").save(PAGE.parent / "pictures" / f"{name}.png", optimize=True)
+            small = image.convert("RGB").quantize(256, dither=Image.Dither.NONE)
+            small.save(PAGE.parent / "pictures" / f"{name}.png", optimize=True)
