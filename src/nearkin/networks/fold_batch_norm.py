@@ -63,7 +63,7 @@ def _random_norms(norms: list[Any]) -> Iterator[None]:
 
 
 def _pairs(net: nn.Module, example: Tensor) -> list[tuple[nn.Conv2d, Any]]:
-    """Find convolutions followed by batch norms: run once, and match the outputs of one with the inputs of the other."""
+    """Find convolutions followed by batch norms: run once, and match outputs of one with inputs of the other."""
     source: dict[int, tuple[nn.Conv2d, Tensor]] = {}  # holding the tensor keeps its id unique
     pairs: list[tuple[nn.Conv2d, Any]] = []
 
