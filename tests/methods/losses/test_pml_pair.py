@@ -104,9 +104,9 @@ def hard_pairs(x, y):
     d = torch.cdist(*2 * [torch.nn.functional.normalize(x.detach(), dim=1)])
     anchors, positives, negatives = [], [], []
     for i in range(len(y)):
-        positives = sorted((j for j in range(len(y)) if y[j] == y[i] and j != i), key=lambda j: -d[i, j])
-        negatives = sorted((j for j in range(len(y)) if y[j] != y[i]), key=lambda j: d[i, j])
-        for j, k in zip(positives, negatives, strict=False):
+        farthest = sorted((j for j in range(len(y)) if y[j] == y[i] and j != i), key=lambda j: -d[i, j])
+        nearest = sorted((j for j in range(len(y)) if y[j] != y[i]), key=lambda j: d[i, j])
+        for j, k in zip(farthest, nearest, strict=False):
             anchors.append(i)
             positives.append(j)
             negatives.append(k)
