@@ -53,13 +53,22 @@ def atomic_file(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def write_lock(folder: Path) -> Iterator[None]:
-    """Hold the lock of a folder; raise an error if another process holds it."""
-    with (folder / LOCK).open("w") as file:
+    """Hold the lock of a folder; raise an error that names the process which holds it already."""
+    path = folder / LOCK
+    with path.open("a+") as file:
         if fcntl is not None:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise NearkinError(f"Another process is writing to {folder}: wait until it is done.") from None
+                held = os.path.samestat(os.fstat(file.fileno()), path.stat())  # its last holder may have removed it
+            except (BlockingIOError, FileNotFoundError):
+                held = False
+            if not held:
+                file.seek(0)
+                holder = f"Process {pid}" if (pid := file.read().strip()) else "Another process"
+                raise NearkinError(f"{holder} is writing to {folder}: wait until it is done.")
+        file.truncate(0)
+        file.write(str(os.getpid()))
+        file.flush()
         yield
 
 

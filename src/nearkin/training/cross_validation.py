@@ -1,6 +1,5 @@
 """Repeated cross-validation: the models of all folds, trained with several seeds, and the mean of their scores."""
 
-import contextlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -10,7 +9,7 @@ from nearkin.data.pixels.open import keep_images_open
 from nearkin.errors import NearkinError
 from nearkin.evaluation.statistics import Summary, summary
 from nearkin.files import read_json, write_json
-from nearkin.training.launch import train
+from nearkin.training.launch import open_run, train, train_run
 from nearkin.training.run_folder import RunFolder
 from nearkin.training.run_metric import RunMetric
 
@@ -50,28 +49,30 @@ def cross_validate(
     reporter = reporter or Reporter()
     chosen = settings if resume else {"metrics": METRICS, **settings, "folds": settings.get("folds") or 4}
     wanted = repeats or (_started_repeats(out) if resume and out is not None else 1)
-    if out is not None and (resume or not RunFolder(out).config.exists()):
-        write_json(Path(out) / REPEATS, {"repeats": wanted})  # needed to resume
-    try:
-        runs = [train(out=out, resume=resume, reporter=reporter, **chosen)]
-    except NearkinError:
-        if out is not None and not RunFolder(out).config.exists():  # settings that cannot work leave no run behind
-            (Path(out) / REPEATS).unlink()
-            with contextlib.suppress(OSError):  # it holds other files
-                Path(out).rmdir()
-        raise
-    plan = read_json(runs[0].config)["plan"]
-    for number in range(2, wanted + 1):
-        reporter.note(f"Repeat {number} of {wanted}")
-        folder = RunFolder(runs[0].path / f"repeat-{number}")
-        again = {} if folder.config.exists() else {**plan, "seed": plan["seed"] + number - 1}
-        runs.append(train(out=folder.path, resume=not again, reporter=reporter, **again))
-    results = [read_json(run.result) for run in runs]
-    scores = {name: summary([r["scores"][name] for r in results]) for name in results[0]["scores"]}
-    done = Repeats(runs, scores, summary([r["steps"] for r in results]))
-    shown = {name: {"mean": of.mean, "error": of.error if of.n > 1 else None} for name, of in scores.items()}
-    write_json(runs[0].path / REPEATS, {"repeats": wanted, "scores": shown, "steps": done.steps.mean})
+    with open_run(out, resume=resume, settings=chosen) as (run, plan):
+        write_json(run.path / REPEATS, {"repeats": wanted})  # needed to resume
+        try:
+            train_run(run, plan, resume=resume, reporter=reporter)
+        except NearkinError:
+            if not run.config.exists():  # settings that cannot work leave no run behind
+                (run.path / REPEATS).unlink()
+            raise
+        runs = [run, *(_repeat(run, number, reporter) for number in range(2, wanted + 1))]
+        results = [read_json(each.result) for each in runs]
+        scores = {name: summary([r["scores"][name] for r in results]) for name in results[0]["scores"]}
+        done = Repeats(runs, scores, summary([r["steps"] for r in results]))
+        shown = {name: {"mean": of.mean, "error": of.error if of.n > 1 else None} for name, of in scores.items()}
+        write_json(run.path / REPEATS, {"repeats": wanted, "scores": shown, "steps": done.steps.mean})
     return done
+
+
+def _repeat(run: RunFolder, number: int, reporter: Reporter) -> RunFolder:
+    """Train a repeat with a seed of its own, or resume it."""
+    reporter.note(f"Repeat {number}")
+    folder = RunFolder(run.path / f"repeat-{number}")
+    plan = read_json(run.config)["plan"]
+    settings = {} if folder.config.exists() else {**plan, "seed": plan["seed"] + number - 1}
+    return train(out=folder.path, resume=not settings, reporter=reporter, **settings)
 
 
 def _started_repeats(out: str | Path) -> int:

@@ -1,8 +1,11 @@
 """Start or resume a run: plan → folder → images → network → method → optimiser → loop."""
 
+import contextlib
 import copy
 import dataclasses
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +17,7 @@ from nearkin.data.images import Images
 from nearkin.data.pixels.stores import Store
 from nearkin.data.pixels.views import augment
 from nearkin.errors import NearkinError
-from nearkin.files import Json, read_json, write_json
+from nearkin.files import LOCK, Json, read_json, write_json, write_lock
 from nearkin.methods.catalogue import method
 from nearkin.networks.backbones import backbone_settings
 from nearkin.training.folds import train_folds
@@ -40,21 +43,33 @@ def train(
     `after_test` receives the test set as the final model embedded it; it is not called if the run was finished before.
     Within `keep_images_open()` trainings on the same images read them once.
     """
-    run, plan = _open_run(out, resume, settings)
-    if run.result.exists():
-        return run
-    reporter = reporter or Reporter()
-    if plan.folds and not plan.fold:
-        embedded = train_folds(run, plan, train_model, reporter=reporter)
-    else:
-        embedded = train_model(run, plan, reporter=reporter)
-    if after_test is not None:
-        after_test(embedded)
+    with open_run(out, resume=resume, settings=settings) as (run, plan):
+        train_run(run, plan, resume=resume, reporter=reporter, after_test=after_test)
     return run
 
 
-def train_model(run: RunFolder, plan: Plan, *, reporter: Reporter) -> Embedded:
-    """Train one model, from its last checkpoint if there is one; return the test set as it embeds it."""
+def train_run(
+    run: RunFolder,
+    plan: Plan,
+    *,
+    resume: bool,
+    reporter: Reporter | None = None,
+    after_test: Callable[[Embedded], object] | None = None,
+) -> None:
+    """Train the model of a run, or the models of its folds, unless the run is finished. The caller holds its lock."""
+    if run.result.exists():
+        return
+    reporter = reporter or Reporter()
+    if plan.folds and not plan.fold:
+        embedded = train_folds(run, plan, train_model, resume=resume, reporter=reporter)
+    else:
+        embedded = train_model(run, plan, resume=resume, reporter=reporter)
+    if after_test is not None:
+        after_test(embedded)
+
+
+def train_model(run: RunFolder, plan: Plan, *, resume: bool, reporter: Reporter) -> Embedded:
+    """Train one model, with `resume` from its last checkpoint if there is one; return the test set as it embeds it."""
     training, head_scale = build_training(run, plan, reporter=reporter)
     training.batches()  # refuses impossible batches before anything is written
     write_json(
@@ -66,7 +81,8 @@ def train_model(run: RunFolder, plan: Plan, *, reporter: Reporter) -> Embedded:
             "resolved": _resolved(training) | {"head_scale": head_scale},
         },
     )
-    training.restore()
+    if resume:
+        training.restore()
     return training.train_to_end()
 
 
@@ -170,24 +186,53 @@ def _compile(model: Model) -> Network:
     return torch.compile(model.embedder, mode=mode)
 
 
-def _open_run(out: str | Path | None, resume: bool, settings: dict[str, Any]) -> tuple[RunFolder, Plan]:
+@contextmanager
+def open_run(out: str | Path | None, *, resume: bool, settings: Mapping[str, Any]) -> Iterator[tuple[RunFolder, Plan]]:
+    """Make or find the folder of a run, and hold its lock while one works in it.
+
+    A folder in which nothing could be started is removed again.
+    """
     if resume:
         if out is None:
             raise NearkinError("Say which run to resume: --resume --out runs/NAME.")
         if settings:
             raise NearkinError(f"A resumed run has its own settings; leave out {', '.join(sorted(settings))}.")
         run = RunFolder(out)
-        return run, make_plan(read_json(run.config)["plan"], {})
+        read_json(run.config)  # the error says that this is not a run
+        with write_lock(run.path):
+            yield run, make_plan(read_json(run.config)["plan"], {})
+        return
     plan = make_plan(settings, backbone_settings(settings.get("backbone", Plan.backbone)))
-    run = RunFolder(out or _new_folder(plan))
+    run = RunFolder(out if out is not None else _make_folder(plan))
+    made = out is None or not run.path.exists()
+    run.path.mkdir(parents=True, exist_ok=True)
+    with write_lock(run.path):
+        _check_empty(run)
+        try:
+            yield run, plan
+        finally:
+            if not run.config.exists():
+                (run.path / LOCK).unlink()
+                if made:
+                    run.path.rmdir()
+
+
+def _check_empty(run: RunFolder) -> None:
     if run.config.exists():
         raise NearkinError(f"{run.path} already holds a run: choose another --out, or continue it with --resume.")
-    return run, plan
+    if found := run.leftovers():
+        raise NearkinError(
+            f"{run.path} holds files of another run ({', '.join(found)}) without its config.json: "
+            "remove them, or choose another --out."
+        )
 
 
-def _new_folder(plan: Plan) -> Path:
+def _make_folder(plan: Plan) -> Path:
+    """Make a new folder below runs/; of two processes that start together, each gets its own."""
     name = f"{plan.data.split(':')[0].split('(')[0]}-{plan.method.split('(')[0]}-{plan.backbone}-{plan.seed}"
-    number = 1
-    while (path := Path("runs") / (name if number == 1 else f"{name}-{number}")).exists():
-        number += 1
+    for number in itertools.count(1):
+        path = Path("runs") / (name if number == 1 else f"{name}-{number}")
+        with contextlib.suppress(FileExistsError):
+            path.mkdir(parents=True)
+            break
     return path

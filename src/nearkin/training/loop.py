@@ -1,6 +1,7 @@
 """The training loop. A method takes part through its six verbs; nothing here knows which method it is."""
 
 import dataclasses
+import json
 import math
 import time
 from collections.abc import Callable, Iterator
@@ -255,6 +256,7 @@ class Training:
             "seconds": self.seconds,
             "events": len(self.run.events()),
             "images": len(self.train.images),
+            "plan": dataclasses.asdict(self.plan),
         }
         checkpoint.save(self.run.checkpoint, self._state(), about)
 
@@ -263,6 +265,7 @@ class Training:
         if not self.run.checkpoint.exists():
             return
         tensors, about = read_tensors(self.run.checkpoint)
+        self._check_settings(about.get("plan", {}))  # the first version wrote none
         if about["images"] != len(self.train.images):
             raise NearkinError(
                 f"{self.run.path} was trained on {about['images']} images, but {self.plan.data} now has "
@@ -272,6 +275,15 @@ class Training:
         self.step, self.scores, self.seconds = about["step"], about["scores"], about["seconds"]
         self.trained = (about["trained"][0], about["trained"][1])
         self.run.keep_events(about["events"])
+
+    def _check_settings(self, written: Json) -> None:
+        """Refuse the checkpoint of a run with other settings; the data and the device may have moved."""
+        plan = json.loads(json.dumps(dataclasses.asdict(self.plan))) | {"data": None, "device": None}
+        if other := [name for name, value in written.items() if plan.get(name) not in (None, value)]:
+            raise NearkinError(
+                f"{self.run.checkpoint} was written with another {', '.join(other)} than {self.run.config} has: "
+                "restore that file, or train into another folder."
+            )
 
     def _finish(self) -> Embedded:
         if self.plan.select == "last" or not self.scores:

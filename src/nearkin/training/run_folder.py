@@ -30,6 +30,12 @@ class RunFolder:
         """Return the runs of the folds; empty for a single run."""
         return [RunFolder(self.path / name) for name in read_json(self.config).get("parts", [])]
 
+    def leftovers(self) -> list[str]:
+        """Return the names of files and folders that a run has written here."""
+        files = (self.config, self.log, self.checkpoint, self.model, self.classes, self.result, self.snapshots)
+        folders = (path for pattern in ("fold-*", "repeat-*", "tensorboard") for path in self.path.glob(pattern))
+        return sorted(path.name for path in (*files, *folders) if path.exists())
+
     def append(self, event: Json) -> None:
         """Append a line to the log."""
         with self.log.open("a") as file:
