@@ -1,5 +1,8 @@
 """Atomic files, clear errors for damaged ones, provenance."""
 
+import os
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -8,7 +11,7 @@ import torch
 
 import nearkin
 from nearkin.errors import NearkinError
-from nearkin.files import atomic_file, provenance, read_json, read_tensors, write_json, write_tensors
+from nearkin.files import atomic_file, provenance, read_json, read_tensors, write_json, write_lock, write_tensors
 
 
 def test_tensors_and_their_record_are_read_back(tmp_path):
@@ -63,3 +66,30 @@ def test_provenance_names_versions_commit_and_hardware(monkeypatch):
 def test_the_version_is_that_of_the_project_file():
     project = tomllib.loads((Path(__file__).parent.parent / "pyproject.toml").read_text())["project"]
     assert nearkin.__version__ == project["version"]
+
+
+def test_the_same_tensors_are_the_same_bytes(tmp_path):
+    about = {"names": ["Ärztin", 'a "quoted" one', "\x01"], "step": 3}
+    for number in range(8):  # the library's own order of two entries differs in half of the cases
+        write_tensors(tmp_path / str(number), {"b": torch.arange(3), "a": torch.ones(2)}, about)
+    assert len({path.read_bytes() for path in tmp_path.iterdir()}) == 1
+    assert read_tensors(tmp_path / "0")[1] == about
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no umask")
+@pytest.mark.parametrize("umask", [0o022, 0o077, 0o002])
+def test_files_follow_the_umask(tmp_path, umask):
+    code = "import sys, torch; from pathlib import Path; from nearkin.files import write_json, write_tensors; "
+    code += "write_tensors(Path('t'), {'a': torch.ones(1)}); write_json(Path('j'), {})"
+    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, umask=umask, check=True)
+    assert {path.stat().st_mode & 0o777 for path in tmp_path.iterdir()} == {0o666 & ~umask}
+
+
+def test_temporary_files_of_killed_writers_are_removed(tmp_path):
+    dead = subprocess.Popen([sys.executable, "-c", ""])
+    dead.wait()
+    keep = [".hidden.txt", f".other.{os.getpid()}", "x.json"]
+    for name in (*keep, f".model.safetensors.{dead.pid}"):
+        (tmp_path / name).touch()
+    with write_lock(tmp_path):
+        assert sorted(path.name for path in tmp_path.iterdir()) == sorted([*keep, ".lock"])

@@ -86,22 +86,30 @@ class Reporter:
 
 @contextmanager
 def stop_on_interrupt() -> Iterator[threading.Event]:
-    """Yield an event that the first Ctrl-C sets, for a stop after the current step; a second one stops at once."""
+    """Yield an event that the first Ctrl-C or SIGTERM sets, for a stop after the current step.
+
+    A second one stops at once.
+    """
     requested = threading.Event()
     if threading.current_thread() is not threading.main_thread():
         yield requested
         return
-    previous = signal.getsignal(signal.SIGINT)
+    previous = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 
     def request(*_: object) -> None:
         requested.set()
-        signal.signal(signal.SIGINT, previous)
+        release()
 
-    signal.signal(signal.SIGINT, request)
+    def release() -> None:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+    for number in previous:
+        signal.signal(number, request)
     try:
         yield requested
     finally:
-        signal.signal(signal.SIGINT, previous)
+        release()
 
 
 NOTHING = "–"

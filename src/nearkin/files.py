@@ -43,7 +43,10 @@ def atomic_file(path: Path) -> Iterator[Path]:
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
+        temporary.touch()
+        mode = temporary.stat().st_mode  # as the user's umask has it; a library may replace the file by a private one
         yield temporary
+        temporary.chmod(mode)
         with temporary.open("rb+") as file:
             os.fsync(file.fileno())
         temporary.replace(path)
@@ -69,7 +72,25 @@ def write_lock(folder: Path) -> Iterator[None]:
         file.truncate(0)
         file.write(str(os.getpid()))
         file.flush()
+        _remove_temporaries(folder)
         yield
+
+
+def _remove_temporaries(folder: Path) -> None:
+    """Remove what `atomic_file` left in a folder when its process was killed."""
+    for path in folder.glob(".*.*"):
+        if (pid := path.suffix[1:]).isdecimal() and not _is_running(int(pid)):
+            path.unlink(missing_ok=True)
+
+
+def _is_running(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except PermissionError:  # it is somebody else's
+        return True
+    except (ProcessLookupError, OverflowError):
+        return False
+    return True
 
 
 def write_json(path: Path, content: Json) -> None:
@@ -97,6 +118,19 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], about: Json | None 
     text = json.dumps(about or {})
     with atomic_file(path) as temporary:
         save_file(content, temporary, {"about": text, "sha256": _digest(content, text)})
+        _sort_metadata(temporary)
+
+
+def _sort_metadata(path: Path) -> None:
+    """Put the header of a safetensors file into one order, so that the same content is the same bytes."""
+    with path.open("rb+") as file:
+        size = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(size))
+        header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+        text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+        if len(text) <= size:  # both writers leave out what JSON allows to leave out
+            file.seek(8)
+            file.write(text.ljust(size))
 
 
 def _digest(tensors: Mapping[str, Tensor], about: str) -> str:

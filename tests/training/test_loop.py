@@ -155,14 +155,16 @@ def test_the_head_is_not_rescaled_on_the_sphere(tmp_path, monkeypatch):
     assert all(torch.equal(bound[0][name], bound[1][name]) for name in bound[0])
 
 
-def interrupted_at(number: int, monkeypatch: pytest.MonkeyPatch, **settings: object) -> RunFolder:
-    """A run that Ctrl-C interrupts in step `number` (from 0): the step ends, then all is saved."""
+def interrupted_at(
+    number: int, monkeypatch: pytest.MonkeyPatch, *, by: int = signal.SIGINT, **settings: object
+) -> RunFolder:
+    """A run that a signal interrupts in step `number` (from 0): the step ends, then all is saved."""
     training = sys.modules["nearkin.training.loop"].Training
     step = training._one_step
 
     def interrupt(self, *batch):
         if self.step == number:
-            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), by)
         return step(self, *batch)
 
     with monkeypatch.context() as patch:
@@ -172,6 +174,12 @@ def interrupted_at(number: int, monkeypatch: pytest.MonkeyPatch, **settings: obj
     run = RunFolder(settings["out"])
     assert read_tensors(run.checkpoint)[1]["step"] == number + 1
     return run
+
+
+def test_sigterm_saves_as_ctrl_c_does(tmp_path, monkeypatch):
+    before = signal.getsignal(signal.SIGTERM)
+    interrupted_at(2, monkeypatch, by=signal.SIGTERM, **{**TINY, "out": tmp_path / "run"})
+    assert signal.getsignal(signal.SIGTERM) is before
 
 
 def without_times(run: RunFolder) -> list[dict[str, object]]:
