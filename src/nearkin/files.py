@@ -181,6 +181,7 @@ def provenance() -> Json:
         "versions": {"python": platform.python_version(), **{p: _version(p) for p in packages}},
         "commit": _commit(),
         "hardware": _hardware(),
+        "threads": torch.get_num_threads(),
         "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     }
 

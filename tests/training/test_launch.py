@@ -1,5 +1,6 @@
 """Folders of runs: one process per folder, and nothing of another run in it."""
 
+import io
 import json
 import os
 import subprocess
@@ -7,8 +8,10 @@ import sys
 
 import pytest
 import torch
+from rich.console import Console
 
 import nearkin as nk
+from nearkin.console import Reporter
 from nearkin.files import read_json, write_json, write_lock
 from nearkin.training.cross_validation import cross_validate
 
@@ -129,3 +132,15 @@ def test_settings_that_cannot_work_leave_nothing_behind(tmp_path):
         with pytest.raises(nk.NearkinError, match="does not divide"):
             nk.train(out=out, **{**TINY, "batch": 9}, images_per_class=2)
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+
+
+def test_another_number_of_threads_is_said_when_a_run_resumes(tmp_path):
+    interrupt(tmp_path / "run")
+    said, threads = io.StringIO(), torch.get_num_threads()
+    try:
+        torch.set_num_threads(threads + 1)
+        nk.train(out=tmp_path / "run", resume=True, reporter=Reporter(Console(file=said, width=200)))
+    finally:
+        torch.set_num_threads(threads)
+    assert f"started with {threads} threads and resumes with {threads + 1}" in said.getvalue()
+    assert read_json(tmp_path / "run" / "result.json")["threads"] == threads + 1

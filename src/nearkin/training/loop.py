@@ -257,6 +257,7 @@ class Training:
             "events": len(self.run.events()),
             "images": len(self.train.images),
             "plan": dataclasses.asdict(self.plan),
+            "threads": torch.get_num_threads(),
         }
         checkpoint.save(self.run.checkpoint, self._state(), about)
 
@@ -270,6 +271,12 @@ class Training:
             raise NearkinError(
                 f"{self.run.path} was trained on {about['images']} images, but {self.plan.data} now has "
                 f"{len(self.train.images)}: train again."
+            )
+        threads = about.get("threads", torch.get_num_threads())
+        if self.device.type == "cpu" and threads != torch.get_num_threads():
+            self.reporter.note(
+                f"This run was started with {threads} threads and resumes with {torch.get_num_threads()}: sums are "
+                "taken in another order, so the last digits may differ from an uninterrupted run."
             )
         checkpoint.restore(self._state(), tensors)
         self.step, self.scores, self.seconds = about["step"], about["scores"], about["seconds"]
