@@ -120,9 +120,7 @@ def _partition(path: Path) -> list[tuple[Any, ...]]:
         )
     for image, _, split in rows:
         if split not in ("train", "query", "gallery"):
-            raise NearkinError(
-                f"{path}: {image} has the status {split!r}, not train, query or gallery. Get {INSHOP}."
-            )
+            raise NearkinError(f"{path}: {image} has the status {split!r}, not train, query or gallery. Get {INSHOP}.")
     return rows
 
 
