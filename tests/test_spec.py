@@ -69,13 +69,29 @@ def test_a_call_prints_as_what_it_reads(text):
         "f\0",
         "lambda: 0",
         "[f]",
+        "f(a='\udcff')",
+        "\udcff",
+        "f(" * 150 + "a=1" + ")" * 150 + ".b" * 5000,
+        "f(" * 5000 + ")" * 5000,
+        "f(a=" + "-" * 100_000 + "1)",
+        "f(a=" + "1+" * 5000 + "x)",
     ],
+    ids=lambda text: repr(text[:20]),
 )
 def test_what_is_no_spec_is_refused_in_a_sentence(text):
     with pytest.raises(NearkinError, match=r"^Cannot read") as caught:
         parse(text)
     assert str(caught.value).endswith(".")
     assert "\n" not in str(caught.value)
+
+
+def test_bytes_that_are_not_utf8_and_deep_nesting_are_named():
+    with pytest.raises(NearkinError, match="bytes that are not UTF-8") as caught:
+        parse("f(a='\udcff')")
+    str(caught.value).encode()  # the sentence itself can be printed
+    with pytest.raises(NearkinError, match="nested too deeply") as caught:
+        parse("f(a=" + "-" * 100_000 + "1)")
+    assert len(str(caught.value)) < 150
 
 
 def test_nearest_names_only_what_is_near():

@@ -35,12 +35,15 @@ _KEYWORD = re.compile(rf"[(,]\s*({'|'.join(keyword.kwlist)})\s*=")  # as in f(la
 def parse(text: str) -> Call:
     """Parse a spec such as `xbm(contrastive(form=c1), size=1024)`."""
     try:
-        tree = ast.parse(text.strip(), mode="eval").body
+        return _call(ast.parse(text.strip(), mode="eval").body, text)
     except SyntaxError:
         if word := _KEYWORD.search(text):
             raise NearkinError(f"Cannot read {text!r}: there is no option {word[1]!r}.") from None
         raise NearkinError(f"Cannot read {text!r}: write name(key=value, …), as in proxy_anchor(alpha=32).") from None
-    return _call(tree, text)
+    except UnicodeEncodeError:  # the shell passed bytes that are not UTF-8
+        raise NearkinError(f"Cannot read {text!r}: it holds bytes that are not UTF-8; type it again.") from None
+    except (RecursionError, MemoryError):  # which of them depends on the nesting and on Python's version
+        raise NearkinError(f"Cannot read {text[:40] + '…'!r}: it is nested too deeply; use fewer brackets.") from None
 
 
 def _call(node: ast.expr, text: str) -> Call:
