@@ -17,6 +17,7 @@ from nearkin.errors import NearkinError
 from nearkin.search import embed as embedding
 from nearkin.search.embed import embed_to_file, fill
 from nearkin.search.index import create_index, open_index
+from nearkin.search.names import unescape_name
 
 
 @pytest.fixture(scope="module")
@@ -82,6 +83,20 @@ def read(path: Path) -> tuple[list[str], list[str | None], np.ndarray]:
     assert table.schema.metadata[b"space"] == b"cosine"
     vectors = np.array(table["embedding"].to_pylist(), np.float32)
     return table["path"].to_pylist(), table["label"].to_pylist(), vectors
+
+
+@pytest.mark.parametrize("name", ["out.npz", "out.parquet"])
+def test_file_holds_names_that_are_not_utf8(run, pictures, tmp_path, name):
+    pytest.importorskip("pyarrow")
+    odd = (pictures / "class 0").rename(pictures / os.fsdecode(b"caf\xe9"))
+    images = list_images([odd.parent])
+    embed_to_file(run, nk.load(run), images, tmp_path / name)
+    paths, labels, _ = read(tmp_path / name)
+    if name == "out.parquet":
+        assert any(path.endswith("caf\\xe9/0.png") for path in paths)
+        paths, labels = ([unescape_name(text) for text in column] for column in (paths, labels))
+    assert paths == [image.path for image in images]
+    assert labels == [image.label for image in images]
 
 
 @pytest.mark.parametrize("name", ["out.npz", "out.parquet"])

@@ -1,6 +1,7 @@
 """What a search finds, and how the command prints it."""
 
 import json
+import os
 import re
 
 import numpy as np
@@ -108,6 +109,20 @@ def test_page_escapes_names(collection, command, tmp_path):
     assert "<b>" not in text
     assert "<i>" not in text
     assert "&lt;b&gt;" in text
+
+
+def test_names_that_are_not_utf8_are_printed_escaped(collection, command, tmp_path):
+    odd = tmp_path / os.fsdecode(b"caf\xe9") / os.fsdecode(b"\xff.png")
+    odd.parent.mkdir()
+    Image.new("RGB", (40, 40)).save(odd)
+    index_images(collection / "run", list_images([tmp_path]), tmp_path / "index")
+    page = tmp_path / "page.html"
+    code, out, err = command("search", tmp_path / "index", collection / "pictures" / "class 1", "--html", page)
+    assert (code, err) == (0, "")
+    assert re.search(r"caf\\xe9/\\xff\.png +caf\\xe9 ", out)
+    assert "caf\\xe9/\\xff.png" in page.read_text()
+    code, out, _ = command("search", tmp_path / "index", collection / "pictures" / "class 1", "--json")
+    assert json.loads(out)["queries"][0]["hits"][0]["path"] == str(odd)  # exact
 
 
 def test_unreadable_queries_are_listed_and_alone_an_error(collection, command, tmp_path):

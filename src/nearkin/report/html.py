@@ -9,6 +9,7 @@ from PIL import Image
 
 from nearkin.data.images import Images
 from nearkin.report.picture_sheets import as_picture
+from nearkin.search.names import escape_name
 
 SIDE = 112  # pixels: longest side of a thumbnail
 SMALL = 64  # pixels: pictures up to this side are PNG, and enlarged without smoothing
@@ -21,8 +22,8 @@ class Html(str):
 
 
 def escape(text: object) -> Html:
-    """Text escaped for a page; `Html` is left as it is."""
-    return text if isinstance(text, Html) else Html(html.escape(str(text)))
+    """Text escaped for a page, also where it is not UTF-8; `Html` is left as it is."""
+    return text if isinstance(text, Html) else Html(html.escape(escape_name(str(text))))
 
 
 def join(parts: Iterable[Html]) -> Html:

@@ -20,6 +20,7 @@ from nearkin.files import atomic_file
 from nearkin.search.index import Index, create_index, open_index
 from nearkin.search.index.base import Floats
 from nearkin.search.index.engines import MANIFEST
+from nearkin.search.names import escape_name
 from nearkin.training.model import Model, fingerprint
 
 CHUNK = 512  # images per commit: the most that an interruption can lose
@@ -95,7 +96,7 @@ def embed_chunk(model: Model, chunk: Chunk) -> Floats:
 def embed_to_file(
     run: Path, model: Model, images: Sequence[ImageFile], out: Path, *, reporter: Reporter | None = None
 ) -> Filled:
-    """Embed images into a .parquet or .npz file, in their order.
+    """Embed images into a .parquet or .npz file, in their order. A .parquet file has escaped names.
 
     Unfinished work is kept in the index OUT.part: after an interruption, the same call continues from there.
     """
@@ -147,12 +148,12 @@ def _write_parquet(path: Path, images: Sequence[ImageFile], index: Index) -> Non
     vectors = index.embeddings([image.path for image in images])
     table = pa.table(
         {
-            "path": pa.array([image.path for image in images], pa.string()),
-            "label": pa.array([image.label for image in images], pa.string()),
+            "path": pa.array([escape_name(image.path) for image in images], pa.string()),
+            "label": pa.array([image.label and escape_name(image.label) for image in images], pa.string()),
             "embedding": pa.FixedSizeListArray.from_arrays(pa.array(vectors.ravel()), index.dim),
         }
     )
-    about = {"space": index.space, "run": str(index.run), "fingerprint": index.meta["fingerprint"]}
+    about = {"space": index.space, "run": escape_name(str(index.run)), "fingerprint": index.meta["fingerprint"]}
     parquet.write_table(table.replace_schema_metadata(about), path)
 
 

@@ -16,6 +16,7 @@ from nearkin.search.calibrate import FILE
 from nearkin.search.embed import embed_chunk, read_chunks
 from nearkin.search.index import Hit, Index
 from nearkin.search.index.base import Floats
+from nearkin.search.names import escape_name
 from nearkin.spec import nearest
 from nearkin.training.model import Model, fingerprint, load
 
@@ -172,7 +173,7 @@ def threshold_words(threshold: Json | None) -> str:
 def rows_of(answer: Answer) -> list[list[str]]:
     """The hits as rows of a table."""
     return [
-        [shown(hit.path), hit.label or "", f"{hit.similarity:.4f}", "same class" if same else ""]
+        [shown(hit.path), escape_name(hit.label or ""), f"{hit.similarity:.4f}", "same class" if same else ""]
         for hit, same in zip(answer.hits, answer.same_class, strict=True)
     ]
 
@@ -188,6 +189,6 @@ def as_records(answers: Sequence[Answer], bad: Sequence[BadImage], threshold: Js
 
 
 def shown(path: str) -> str:
-    """A path relative to the current folder if it is inside, else as it is."""
+    """A path for people: relative to the current folder if it is inside, with its odd bytes escaped."""
     here = Path.cwd()
-    return str(Path(path).relative_to(here)) if Path(path).is_relative_to(here) else path
+    return escape_name(str(Path(path).relative_to(here)) if Path(path).is_relative_to(here) else path)

@@ -139,8 +139,10 @@ NONE = Map(state="none", method="", total=0, labels=[], ids=[], label=[], x=[], 
 class IndexMap:
     """The map of an index as JSON, computed in its own thread on first use."""
 
-    def __init__(self, index: Index, ids: Sequence[str], labels: Sequence[str | None]) -> None:
-        self.index, self.total = index, len(ids)
+    def __init__(
+        self, index: Index, ids: Sequence[str], labels: Sequence[str | None], *, shown: Callable[[str], str]
+    ) -> None:
+        self.index, self.total, self.shown = index, len(ids), shown
         rows = sample(labels, POINTS)
         self.ids, self.labels = [ids[row] for row in rows], [labels[row] for row in rows]
         self.lock = threading.Lock()
@@ -173,7 +175,7 @@ class IndexMap:
             method=layout.method,
             total=self.total,
             labels=names,
-            ids=self.ids,
+            ids=[self.shown(name) for name in self.ids],
             label=[-1 if label is None else number[label] for label in self.labels],
             x=x,
             y=y,

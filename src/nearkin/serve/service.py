@@ -9,9 +9,12 @@ from pathlib import Path
 from pydantic import BaseModel, Field
 from starlette.concurrency import run_in_threadpool
 
-from nearkin.files import VERSION
+from nearkin.files import VERSION, Json
 from nearkin.search.index import Hit as IndexHit
 from nearkin.search.index import Index
+from nearkin.search.index import Item as IndexItem
+from nearkin.search.index.base import NoItem
+from nearkin.search.names import escape_name, unescape_name
 from nearkin.search.query import Query, same_class, search_queries, threshold_of
 from nearkin.serve.guard import Limits, Refused
 from nearkin.serve.map import IndexMap
@@ -87,10 +90,12 @@ class Service:
         self, index: Index, model: Model | None, *, name: str, why: str | None, run: str | Path | None, limits: Limits
     ) -> None:
         self.index, self.model, self.limits = index, model, limits
-        self.ids, self.paths, self.labels = index.items()
+        self.ids, self.paths, labels = index.items()
+        self.labels = [None if label is None else escape_name(label) for label in labels]
+        self.exact_labels = dict(zip(self.labels, labels, strict=True))
         self.threshold = threshold_of(index, run)
         self.about = self._about(name, why)
-        self.index_map = IndexMap(index, self.ids, self.labels)
+        self.index_map = IndexMap(index, self.ids, self.labels, shown=escape_name)
         self.budget = Budget(limits.uploads_bytes)
         self.decoding = Pool("decode", threads=limits.threads, waiting=limits.waiting)
         self.decoding_large = Pool("large", threads=1, waiting=limits.waiting_large)
@@ -110,7 +115,7 @@ class Service:
     def _about(self, name: str, why: str | None) -> About:
         counts = Counter(label for label in self.labels if label is not None)
         return About(
-            name=name,
+            name=escape_name(name),
             items=len(self.ids),
             dim=self.index.dim,
             space=self.index.space,
@@ -118,7 +123,7 @@ class Service:
             labels=[Label(name=label, items=counts[label]) for label in sorted(counts)],
             threshold=None if self.threshold is None else Threshold.model_validate(self.threshold),
             by_picture=self.model is not None,
-            by_picture_why=why,
+            by_picture_why=None if why is None else escape_name(why),
             upload_bytes=self.limits.upload_bytes,
             upload_pixels=self.limits.pixels,
             most_hits=self.limits.hits,
@@ -140,29 +145,43 @@ class Service:
         )
         pool = self.decoding if count <= LARGE else self.decoding_large
         pixels = await finish(pool.submit(decode), seconds)
-        return await self._ask(Query(k, labels=None if labels is None else tuple(labels), pixels=pixels))
+        return await self._ask(Query(k, labels=self._exact(labels), pixels=pixels))
 
     async def by_item(self, item_id: str, *, k: int, labels: Sequence[str] | None) -> Found:
         """The nearest items of an item."""
-        return await self._ask(Query(k, labels=None if labels is None else tuple(labels), id=item_id))
+        item = await run_in_threadpool(self.find, item_id)
+        return await self._ask(Query(k, labels=self._exact(labels), id=item.id), item)
 
-    async def _ask(self, query: Query) -> Found:
+    async def _ask(self, query: Query, item: IndexItem | None = None) -> Found:
         hits = await finish(self.searches.submit(query), self.limits.work_seconds)
         return Found(
-            query=None if query.id is None else await run_in_threadpool(self.item, query.id),
-            hits=[Hit(**hit._asdict(), same=same_class(hit, self.threshold)) for hit in hits],
+            query=None if item is None else Item(**self._shown(item)),
+            hits=[
+                Hit(**self._shown(hit), similarity=hit.similarity, same=same_class(hit, self.threshold)) for hit in hits
+            ],
         )
 
-    def item(self, item_id: str) -> Item:
-        """An item of the index. No other file can be reached."""
-        found = self.index.item(item_id)
-        return Item(id=found.id, path=found.path, label=found.label)
+    def _shown(self, item: IndexItem | IndexHit) -> Json:
+        """An item's id, path and label as clients see them."""
+        label = None if item.label is None else escape_name(item.label)
+        return {"id": escape_name(item.id), "path": escape_name(item.path), "label": label}
+
+    def find(self, shown: str) -> IndexItem:
+        """The item with an id as clients see it. No other file can be reached."""
+        try:
+            return self.index.item(unescape_name(shown))
+        except UnicodeEncodeError:  # a store that holds only UTF-8
+            raise NoItem(f"There is no item {shown!r} in the index.") from None
+
+    def _exact(self, labels: Sequence[str] | None) -> tuple[str, ...] | None:
+        """The index's labels by the names that clients see."""
+        return None if labels is None else tuple(self.exact_labels.get(label) or label for label in labels)
 
     async def picture(self, item_id: str, side: int) -> tuple[bytes, str]:
         """A thumbnail of an item, and its media type."""
 
         def make() -> tuple[bytes, str]:
-            return self.cache.get(Path(self.item(item_id).path), side)
+            return self.cache.get(Path(self.find(item_id).path), side)
 
         return await finish(self.showing.submit(make), self.limits.work_seconds)
 
@@ -179,7 +198,11 @@ class Service:
             rows = list(dict.fromkeys([*rows, *every[::step]]))
         step = max(1, len(rows) // count)
         chosen = rows[::step][:count]
-        return Examples(items=[Item(id=self.ids[r], path=self.paths[r], label=self.labels[r]) for r in chosen])
+        return Examples(
+            items=[
+                Item(id=escape_name(self.ids[r]), path=escape_name(self.paths[r]), label=self.labels[r]) for r in chosen
+            ]
+        )
 
     async def map(self) -> bytes:
         """The map as JSON."""
