@@ -1,5 +1,6 @@
 """The four spaces embeddings can live in, and the precision that similarities never fall below."""
 
+import math
 from enum import StrEnum
 from typing import Self
 
@@ -54,6 +55,12 @@ class Space(StrEnum):
     def ranked_in(self) -> "Space":
         """The space to measure and search in: by inner products the longest vectors would be near to everything."""
         return Space.COSINE if self is Space.INNER else self
+
+    def norm_limit(self, dtype: torch.dtype, *, factors: int) -> float:
+        """Norm below which products of that many norms, and sums of them, do not overflow; infinite if projected."""
+        dtype = dtype if dtype == torch.float64 else torch.float32
+        limit: float = torch.finfo(dtype).max ** (0.8 / factors)
+        return limit if self.norm_floor is None else math.inf
 
     def project(self, v: Tensor) -> Tensor:
         """Vectors as points of the space: unit vectors (cosine), v if ‖v‖ ≤ 1 else v/‖v‖ (ball), else v itself."""

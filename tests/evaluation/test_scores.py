@@ -146,10 +146,19 @@ def test_fingerprints_tell_codes_apart(dtype: torch.dtype) -> None:
     assert len(torch.unique(ranks_module._fingerprint(torch.eye(500, dtype=dtype)))) == 500
 
 
-def test_finite_norms_mean_finite_products() -> None:
-    x = torch.full((4, 64), 2.29e18)  # the norm is close to the largest whose square is a float32
-    scores = evaluate(x * torch.tensor([[1.0], [0.5], [-1.0], [-0.5]]), torch.tensor([0, 0, 1, 1]), space="inner")
-    assert scores["R@1"] == 100
+@pytest.mark.parametrize("space", Space)
+def test_long_embeddings_score_as_short_ones_or_are_refused(space: Space) -> None:
+    """Scaled by a power of two nothing else rounds, up to the overflow, which is refused where norms are not fixed."""
+    x, y = made(60, 10, seed=3, dim=8)
+    metrics = ("R@1", "MAP@R", "NMI")
+    expected = evaluate(x * 2.0**20, y, space=space, metrics=metrics)  # long enough to leave the ball
+    highest = 48 if space.norm_floor is None else 60
+    for power in (30, 40, highest):
+        assert evaluate(x * 2.0**power, y, space=space, metrics=metrics) == expected, power
+    for power in range(highest + 4, 66, 2):
+        with pytest.raises(NearkinError, match="overflowing values"):
+            evaluate(x * 2.0**power, y, space=space, metrics=metrics)
+    assert evaluate((x * 2.0**64).double(), y, space=space, metrics=("R@1",))["R@1"] == expected["R@1"]
 
 
 def test_large_ids_do_not_collide() -> None:
@@ -244,6 +253,15 @@ INFINITE[5, 0] = math.inf
         ({"embeddings": NOT_FINITE}, "NaN, infinite or overflowing values in 1 of 20 rows, the first of them row 3"),
         ({"embeddings": INFINITE}, "the first of them row 5"),
         ({"embeddings": X * 1e30}, "overflowing values in 20 of 20"),
+        ({"embeddings": None}, "The embeddings cannot be read from NoneType: give a tensor or an array"),
+        ({"embeddings": "abc"}, "The embeddings cannot be read from str"),
+        ({"embeddings": [[1.0, 2.0], [3.0]]}, "The embeddings cannot be read from list"),
+        ({"embeddings": X.to_sparse()}, r"The embeddings must not be sparse: call to_dense\(\)"),
+        ({"labels": None}, "The labels of the embeddings cannot be read from NoneType"),
+        ({"labels": ["cat"] * 20}, "The labels of the embeddings cannot be read from list"),
+        ({"labels": Y.to_sparse()}, "The labels of the embeddings must not be sparse"),
+        ({"gallery": "abc", "gallery_labels": Y}, "The gallery cannot be read from str"),
+        ({"gallery": X.to_sparse(), "gallery_labels": Y}, "The gallery must not be sparse"),
         ({"embeddings": X[:0], "labels": Y[:0]}, r"not empty: its shape is \(0, 5\)"),
         ({"embeddings": X[0]}, r"must be a matrix.*\(5,\)"),
         ({"labels": Y[:-1]}, r"20 rows but the shape of their labels is \(19,\)"),

@@ -77,11 +77,11 @@ def evaluate(
     """
     if (gallery is None) != (gallery_labels is None):
         raise NearkinError("A gallery needs its labels and gallery_labels need their gallery: give both or neither.")
-    x, y = checked(embeddings, labels, what="embeddings")
+    x, y = checked(embeddings, labels, what="embeddings", space=Space(space))
     if gallery is None or gallery_labels is None:
         sides = Sides(x, y, x, y, torch.arange(len(y), device=y.device))
     else:
-        v, z = checked(gallery, gallery_labels, what="gallery")
+        v, z = checked(gallery, gallery_labels, what="gallery", space=Space(space))
         if v.shape[1] != x.shape[1]:
             raise NearkinError(
                 f"The embeddings have {x.shape[1]} dimensions and the gallery {v.shape[1]}: they must agree."
@@ -91,9 +91,21 @@ def evaluate(
     return score(sides, metrics=metrics, per_query=per_query, space=Space(space), seed=seed, progress=progress)
 
 
-def checked(embeddings: Tensor, labels: Tensor, *, what: str) -> tuple[Tensor, Tensor]:
+def _dense(values: object, *, what: str) -> Tensor:
+    """A tensor without gradient, from a tensor, an array or nested lists."""
+    try:
+        t = torch.as_tensor(values).detach()
+    except (TypeError, ValueError, RuntimeError):  # torch raises any of them, by the type and shape of the input
+        kind = type(values).__name__
+        raise NearkinError(f"The {what} cannot be read from {kind}: give a tensor or an array of numbers.") from None
+    if t.layout != torch.strided:
+        raise NearkinError(f"The {what} must not be sparse: call to_dense() on the tensor.")
+    return t
+
+
+def checked(embeddings: Tensor, labels: Tensor, *, what: str, space: Space = Space.COSINE) -> tuple[Tensor, Tensor]:
     """Embeddings [N, D] of float32 or float64 and labels [N] of int64 on one device, or a sentence on what is wrong."""
-    v, y = torch.as_tensor(embeddings).detach(), torch.as_tensor(labels).detach()
+    v, y = _dense(embeddings, what=what), _dense(labels, what=f"labels of the {what}")
     if v.ndim != 2 or not v.numel():
         raise NearkinError(
             f"The {what} must be a matrix, one row per item, and not empty: its shape is {tuple(v.shape)}."
@@ -107,8 +119,9 @@ def checked(embeddings: Tensor, labels: Tensor, *, what: str) -> tuple[Tensor, T
             f"The labels of the {what} are {y.dtype}: give integers, since floats cannot tell large ids apart."
         )
     v = at_least_float32(v if v.is_cuda else v.cpu())
-    # A row whose norm is finite cannot overflow an inner product with another such row.
-    bad = torch.cat([~part.norm(dim=1).isfinite() for part in torch.split(v, 8192)])
+    # A row below the limit cannot overflow a product or a squared distance with another such row; NaN is not below it.
+    limit = space.norm_limit(v.dtype, factors=2)
+    bad = torch.cat([~(part.norm(dim=1) < limit) for part in torch.split(v, 8192)])
     if bad.any():
         raise NearkinError(
             f"The {what} hold NaN, infinite or overflowing values in {int(bad.sum())} of {len(v)} rows, "
@@ -243,7 +256,7 @@ def evaluate_under(
     progress: Progress | None = None,
 ) -> Scores | dict[str, Tensor]:
     """`evaluate` with embeddings [N, D] and labels [N] of all items; `per_query` in the order of protocol.query."""
-    x, y = checked(embeddings, labels, what="embeddings")
+    x, y = checked(embeddings, labels, what="embeddings", space=Space(space))
     sides = _sides(protocol, x, y)
     return score(sides, metrics=metrics, per_query=per_query, space=Space(space), seed=seed, progress=progress)
 
