@@ -3,6 +3,7 @@
 import os
 import pickle
 import re
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -52,6 +53,22 @@ def test_damaged_files_are_refused(bn_file: Path, tmp_path: Path) -> None:
         (tmp_path / name).write_bytes(content)
         with pytest.raises(NearkinError, match=rf"{re.escape(name)} is damaged, or holds more than tensors \(.+\)\.$"):
             build_trunk("conv4", weights=tmp_path / name)
+
+
+def test_zip_bombs_are_refused_before_they_are_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.save({"a": torch.zeros(1_000_000)}, tmp_path / "good.pth")
+    with (
+        zipfile.ZipFile(tmp_path / "good.pth") as good,
+        zipfile.ZipFile(tmp_path / "bomb.pth", "w", zipfile.ZIP_DEFLATED) as bomb,
+    ):
+        for part in good.infolist():
+            bomb.writestr(part.filename, good.read(part))
+    assert read_weights(tmp_path / "good.pth")["a"].shape == (1_000_000,)
+    monkeypatch.setattr(torch, "load", lambda *_, **__: pytest.fail("It was unpacked."))
+    with pytest.raises(
+        NearkinError, match=r"bomb\.pth would take 4,\d{3},\d{3} bytes unpacked, more than it has on disk"
+    ):
+        read_weights(tmp_path / "bomb.pth")
 
 
 def test_files_without_a_state_dict_are_refused(tmp_path: Path) -> None:

