@@ -201,7 +201,7 @@ def test_openapi_describes_every_answer(client):
     body = known["paths"]["/api/search"]["post"]["requestBody"]["content"]
     assert body["image/*"]["schema"]["format"] == "binary"
     codes = known["paths"]["/api/search"]["post"]["responses"]
-    assert set(codes) == {"200", "400", "401", "408", "409", "413", "415", "422", "503"}
+    assert set(codes) == {"200", "400", "401", "408", "409", "413", "415", "422", "429", "503"}
     assert codes["413"]["content"]["application/json"]["schema"]["$ref"].endswith("Problem")
 
 

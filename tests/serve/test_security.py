@@ -1,5 +1,6 @@
 """Untrusted clients get nothing but indexed pictures, within limits of size and time."""
 
+import hmac
 import io
 import os
 import socket
@@ -11,6 +12,7 @@ import urllib.request
 import zlib
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
+from types import SimpleNamespace
 
 import pytest
 from PIL import Image, features
@@ -18,7 +20,7 @@ from starlette.testclient import TestClient
 
 from nearkin import cli
 from nearkin.search.index import create_index
-from nearkin.serve import Limits, make_app
+from nearkin.serve import Limits, guard, make_app
 from nearkin.serve import pictures as serve_pictures
 from nearkin.serve.guard import LOOPBACK
 
@@ -450,6 +452,45 @@ def test_wrong_token_is_refused_everywhere(index, wrong):
         assert client.get("/api/about", params={"token": wrong}, follow_redirects=False).status_code == 401
         assert client.get("/api/about", headers={"cookie": f"nearkin_80={wrong}".encode()}).status_code == 401
         assert client.get("/api/about", headers={"cookie": f"nearkin_80={TOKEN}".encode()}).status_code == 401
+
+
+def cookie_of(guess):
+    return hmac.digest(guess.encode(), b"nearkin", "sha256").hex()
+
+
+GUESSES = {
+    "address": lambda client, guess: client.get("/", params={"token": guess}, follow_redirects=False),
+    "header": lambda client, guess: client.get("/api/about", headers={"authorization": f"Bearer {guess}"}),
+    "cookie": lambda client, guess: client.get("/api/about", headers={"cookie": f"nearkin_80={cookie_of(guess)}"}),
+}
+
+
+@pytest.mark.parametrize("how", GUESSES)
+def test_guessing_tokens_is_slowed(index, monkeypatch, how):
+    """After ten wrong tokens an address may try one per second, and the right one tells nothing before."""
+    now = time.monotonic()
+    monkeypatch.setattr(guard, "time", SimpleNamespace(monotonic=lambda: now))
+    app = make_app(index, None, token=TOKEN)
+    client, other = (TestClient(app, client=(address, 1)) for address in ("192.0.2.1", "192.0.2.2"))
+    guess = GUESSES[how]
+    assert [guess(client, f"wrong {n}").status_code for n in range(14)] == [401] * 10 + [429] * 4
+    answer = guess(client, TOKEN)
+    assert (answer.status_code, answer.headers["retry-after"]) == (429, "1")
+    assert client.get("/api/about").json() == {"error": "This server needs a token."}  # nothing was guessed
+    assert guess(other, TOKEN).status_code in (200, 303)
+    now += 1.01
+    assert [guess(client, f"wrong {n}").status_code for n in range(2)] == [401, 429]
+    now += 1.01
+    assert guess(client, TOKEN).status_code in (200, 303)
+
+
+def test_clients_are_told_apart_by_network():
+    def network(address):
+        return guard._network({"client": (address, 1)})
+
+    assert network("2001:db8::1") == network("2001:db8::ffff:2") != network("2001:db8:0:1::1")
+    assert network("::ffff:192.0.2.1") != network("::ffff:192.0.2.2")
+    assert guard._network({}) == ""
 
 
 @pytest.mark.parametrize("cookie", [b"a\x01=\x02", b'=;,"\\', b"nearkin_80", b'nearkin_80="\\777', b"\xff=\xfe"])

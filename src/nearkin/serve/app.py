@@ -44,6 +44,7 @@ PROBLEMS = {
     413: "The picture has too many bytes or pixels.",
     415: "The upload is not a picture of a known format.",
     422: "A parameter is missing or out of range.",
+    429: "There were too many wrong tokens from this address: try again after Retry-After seconds.",
     503: "The server is busy: try again after Retry-After seconds.",
 }
 
@@ -106,24 +107,24 @@ def _add_api(app: FastAPI, service: Service) -> None:
     labels = Annotated[list[str] | None, Query(description="Only items of these labels; repeatable.")]
     item = Annotated[str, Query(description="The id of an item.")]
 
-    @app.get("/api/about", responses=problems(401), summary="Describe the index")
+    @app.get("/api/about", responses=problems(401, 429), summary="Describe the index")
     async def about() -> About:
         return service.about
 
-    @app.get("/api/examples", responses=problems(401, 422), summary="List some pictures of many classes")
+    @app.get("/api/examples", responses=problems(401, 422, 429), summary="List some pictures of many classes")
     async def examples(
         count: Annotated[int, Query(ge=1, le=service.limits.hits, description="Number of pictures.")] = 20,
         label: labels = None,
     ) -> Examples:
         return await asyncio.to_thread(service.examples, count, label)
 
-    @app.get("/api/search", responses=problems(401, 404, 422, 503), summary="Find the nearest pictures of an item")
+    @app.get("/api/search", responses=problems(401, 404, 422, 429, 503), summary="Find the nearest pictures of an item")
     async def search_by_item(id: item, k: k = 20, label: labels = None) -> Found:  # noqa: A002
         return await service.by_item(id, k=k, labels=label)
 
     @app.post(
         "/api/search",
-        responses=problems(400, 401, 408, 409, 413, 415, 422, 503),
+        responses=problems(400, 401, 408, 409, 413, 415, 422, 429, 503),
         openapi_extra=IMAGE_BODY,
         summary="Find the nearest pictures of an uploaded picture",
     )
@@ -135,7 +136,7 @@ def _add_api(app: FastAPI, service: Service) -> None:
     @app.get(
         "/api/picture",
         response_class=Response,
-        responses={**problems(401, 404, 422, 503), 200: PICTURE},
+        responses={**problems(401, 404, 422, 429, 503), 200: PICTURE},
         summary="Show the picture of an item",
     )
     async def picture(
@@ -147,7 +148,7 @@ def _add_api(app: FastAPI, service: Service) -> None:
         data, kind = await service.picture(id, next(known for known in THUMBNAILS if known >= side))
         return Response(data, media_type=kind, headers={"Cache-Control": "private, max-age=3600"})
 
-    @app.get("/api/map", response_model=Map, responses=problems(401), summary="Map the whole index into the plane")
+    @app.get("/api/map", response_model=Map, responses=problems(401, 429), summary="Map the whole index into the plane")
     async def whole_map() -> Response:
         return Response(await service.map(), media_type="application/json")
 

@@ -2,6 +2,9 @@
 
 import hashlib
 import hmac
+import ipaddress
+import math
+import time
 from collections.abc import Awaitable, Callable, Collection, MutableMapping
 from dataclasses import dataclass
 from typing import Any
@@ -35,6 +38,9 @@ HEADERS = {
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 OPEN = ("/style.css", "/icon.svg")
 """Served without a token, for the login page."""
+
+FREE_GUESSES = 10  # wrong tokens from one address before it must wait
+GUESS_SECONDS = 1.0  # until an address may guess once more
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,12 +77,32 @@ def busy() -> Refused:
     return Refused(503, "The server is busy: try again in a second.", retry_after=1)
 
 
+class Guesses:
+    """Slows guessing: every wrong token costs its address a second, and who owes more than ten must wait."""
+
+    def __init__(self) -> None:
+        self.paid_at: dict[str, float] = {}  # by address: when all its wrong tokens are paid for
+
+    def wait(self, address: str) -> int:
+        """Seconds until a token from this address is looked at; 0 for now."""
+        debt = self.paid_at.get(address, 0.0) - time.monotonic()
+        return max(0, math.ceil(debt - (FREE_GUESSES - 1) * GUESS_SECONDS))
+
+    def count(self, address: str) -> None:
+        """Remember a wrong token."""
+        now = time.monotonic()
+        if len(self.paid_at) > 4096:  # forget the addresses that owe nothing
+            self.paid_at = {known: paid for known, paid in self.paid_at.items() if paid > now}
+        self.paid_at[address] = max(now, self.paid_at.get(address, 0.0)) + GUESS_SECONDS
+
+
 class Guard:
     """Middleware that checks host, origin and token, and sets security headers."""
 
     def __init__(self, app: App, *, token: str | None, hosts: Collection[str] | None, login_page: str) -> None:
         self.app, self.hosts, self.login_page = app, hosts, login_page
         self.token = None if token is None else token.encode()
+        self.guesses = Guesses()
         # The cookie is not the token, so a stolen cookie cannot be used as one elsewhere.
         self.ticket = b"" if token is None else hmac.digest(token.encode(), b"nearkin", "sha256").hex().encode()
 
@@ -109,14 +135,24 @@ class Guard:
             return None
         query = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
         token = dict(query).get("token")
+        offered = bool(token) or "authorization" in headers or _cookie_name(scope) in headers.get("cookie", "")
+        if offered and (seconds := self.guesses.wait(_network(scope))):  # even for the right one, which it would reveal
+            return self._denied(headers, 429, "There were too many wrong tokens: try again later.", retry_after=seconds)
         if token is not None and hmac.compare_digest(_digest(token.encode()), _digest(self.token)):
             return self._set_cookie(scope, [pair for pair in query if pair[0] != "token"])
         if self._has_access(headers, scope):
             return None
+        if offered:
+            self.guesses.count(_network(scope))
         error = "The token is wrong." if token or "authorization" in headers else "This server needs a token."
+        return self._denied(headers, 401, error)
+
+    def _denied(self, headers: Headers, status: int, error: str, *, retry_after: int | None = None) -> Response:
+        """The login page for a browser, else JSON."""
+        more = {"WWW-Authenticate": "Bearer"} if retry_after is None else {"Retry-After": str(retry_after)}
         if "text/html" in headers.get("accept", ""):
-            return HTMLResponse(self.login_page.replace("{error}", error), 401)
-        return JSONResponse({"error": error}, 401, {"WWW-Authenticate": "Bearer"})
+            return HTMLResponse(self.login_page.replace("{error}", error), status, more)
+        return JSONResponse({"error": error}, status, more)
 
     def _has_access(self, headers: Headers, scope: Scope) -> bool:
         """Whether the request has the token or the cookie. Both are always compared, in constant time."""
@@ -145,6 +181,18 @@ def _digest(secret: bytes) -> bytes:
 def _cookie_name(scope: Scope) -> str:
     """One name per port, since browsers share cookies between the ports of a host."""
     return f"nearkin_{(scope.get('server') or ('', 0))[1]}"
+
+
+def _network(scope: Scope) -> str:
+    """The client's address; of an IPv6 address the first half, since one client usually has the whole second half."""
+    address = (scope.get("client") or ("", 0))[0]
+    try:
+        known = ipaddress.ip_address(address)
+    except ValueError:
+        return str(address)
+    if isinstance(known, ipaddress.IPv4Address) or known.ipv4_mapped:
+        return str(address)
+    return known.packed[:8].hex()
 
 
 def _host(header: str) -> str:
