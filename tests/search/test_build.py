@@ -1,9 +1,11 @@
 """Index images with the command, and its errors."""
 
+import os
 from pathlib import Path
 
 import pytest
 from made import make_images, make_run
+from PIL import Image
 
 from nearkin.files import read_json
 from nearkin.search.index import open_index
@@ -25,6 +27,22 @@ def test_index_adds_changes_and_prunes(collection, command, tmp_path):
     assert "12 images in" in out
     assert "4 new or changed, 8 unchanged, 1 removed" in out
     assert len(open_index(where)) == 12
+
+
+def test_index_says_which_names_mislead(collection, command, tmp_path):
+    picture = Image.new("RGB", (24, 24), "red")
+    picture.save(tmp_path / "photo.png", "EPS")
+    picture.save(tmp_path / "other.png", "JPEG")
+    code, out, err = command("index", collection / "run", *tmp_path.glob("*.png"), "-o", tmp_path / "index")
+    assert code == 0
+    assert "photo.png: its content is EPS" in out
+    assert "1 image is read by content" in err
+    assert "other.png (JPEG)" in err
+    query = (tmp_path / "other.png").rename(tmp_path / os.fsdecode(b"\xe9.png"))
+    code, out, _ = command("search", tmp_path / "index", query)
+    assert code == 0
+    assert "1 image is read by content" in out
+    assert r"\xe9.png (JPEG)" in out
 
 
 def test_index_prints_recall_of_approximate_index(collection, command, monkeypatch, tmp_path):

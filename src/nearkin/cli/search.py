@@ -118,10 +118,11 @@ def search(
 ) -> None:
     """Find the items nearest to images, as a table, an HTML page or JSON."""
     from nearkin.data.image_files import list_images
-    from nearkin.data.pixels.decode import describe_bad_images, none_usable
+    from nearkin.data.pixels.decode import describe_bad_images, describe_misnamed, none_usable
     from nearkin.report.page import search_page
     from nearkin.search.index import open_index
     from nearkin.search.index.engines import without_password
+    from nearkin.search.names import escape_name
     from nearkin.search.query import (
         as_records,
         check_labels,
@@ -153,8 +154,9 @@ def search(
         header = ["path", "label", "similarity", ""]
         console.print(PrintedTable(shown(answer.query), header, rows_of(answer), text=True))
         console.print()
-    for line in (*describe_bad_images(bad, len(found)), threshold_words(threshold)):
-        print(line)
+    misnamed = describe_misnamed(Path(image.path) for image in found)
+    for line in (*describe_bad_images(bad, len(found)), *misnamed, threshold_words(threshold)):
+        print(escape_name(line))
     if html is not None:
         print(f"Pictures: {html}")
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from nearkin.console import Reporter
 from nearkin.data.image_files import ImageFile
-from nearkin.data.pixels.decode import BadImage, none_usable
+from nearkin.data.pixels.decode import BadImage, describe_misnamed, none_usable
 from nearkin.data.pixels.open import open_files
 from nearkin.data.pixels.stores import Store
 from nearkin.errors import NearkinError
@@ -69,7 +69,8 @@ def fill(index: Index, model: Model, images: Sequence[ImageFile], *, reporter: R
     stamps = {image.path: image.stamp for image in images}
     todo = [image for image in images if known.get(image.path) != (image.label, stamps[image.path])]
     bad: list[BadImage] = []
-    with (reporter or Reporter()).bar("embedding") as progress, closing(read_chunks(model, todo)) as chunks:
+    reporter = reporter or Reporter()
+    with reporter.bar("embedding") as progress, closing(read_chunks(model, todo)) as chunks:
         done = len(images) - len(todo)
         for chunk in chunks:
             if chunk.store is not None:
@@ -83,6 +84,8 @@ def fill(index: Index, model: Model, images: Sequence[ImageFile], *, reporter: R
             bad += chunk.bad
             done += len(chunk.images) + len(chunk.bad)
             progress(done, len(images))
+    for sentence in describe_misnamed(Path(image.path) for image in todo):
+        reporter.note(sentence)
     return Filled(len(todo) - len(bad), len(images) - len(todo), bad)
 
 

@@ -12,11 +12,8 @@ from pathlib import Path
 from PIL import Image
 from torch import Tensor
 
-from nearkin.data.pixels.decode import BadImage, BoundedFile, TooManyParts, decode, decode_file
+from nearkin.data.pixels.decode import FORMATS, BadImage, BoundedFile, TooManyParts, decode, decode_file
 from nearkin.serve.guard import Refused
-
-FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
-"""Formats accepted in uploads. Pillow knows more, some of which start other programs."""
 
 SCANS = 100
 """Maximum scans of a progressive JPEG: a small file with more is an attack on the processor."""
@@ -31,7 +28,7 @@ THUMBNAILS = (64, 256, 768)
 def decode_upload(data: bytes, *, short_side: int, channels: int, limit: int) -> Tensor:
     """Decode an uploaded picture as a file would be: uint8 [channels, h, w]. Call `check_upload` first."""
     try:
-        return decode(data, Path("picture"), short_side=short_side, channels=channels, limit=limit, formats=FORMATS)
+        return decode(data, Path("picture"), short_side=short_side, channels=channels, limit=limit)
     except BadImage as error:
         raise Refused(400, f"This picture cannot be used: {error.reason}.") from None
 
@@ -57,7 +54,7 @@ def check_upload(data: bytes, *, limit: int) -> int:
 def thumbnail(path: Path, side: int) -> tuple[bytes, str]:
     """A thumbnail of short side `side`, or less for a smaller file, and its media type. It has no metadata."""
     try:
-        pixels = decode_file(path, short_side=side, formats=FORMATS, enlarge=False)
+        pixels = decode_file(path, short_side=side, enlarge=False)
     except BadImage as error:
         raise Refused(404, f"The picture cannot be shown: {error.reason}.") from None
     kind = "PNG" if min(pixels.shape[1:]) <= THUMBNAILS[0] else "JPEG"  # small ones without loss

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from PIL import Image, ImageOps
+from PIL import EpsImagePlugin, Image, ImageOps
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -302,6 +302,34 @@ def test_limit_of_pixels(file: Path) -> None:
     ):
         with pytest.raises(BadImage, match="50 × 40 pixels are over the limit of 1,999"):
             look()
+
+
+def test_no_file_reaches_ghostscript(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started = []
+    monkeypatch.setattr(EpsImagePlugin, "Ghostscript", lambda *_, **__: started.append(1))
+    photo(24, 24).save(tmp_path / "photo.eps")
+    path = (tmp_path / "photo.eps").rename(tmp_path / "photo.png")
+    for look in (decode_file, measure):
+        with pytest.raises(BadImage, match=r"photo\.png: its content is EPS; the formats read are BMP, GIF, JPEG, PNG"):
+            look(path, short_side=24)
+    assert not started
+
+
+def test_content_decides_and_misleading_names_are_listed(tmp_path: Path) -> None:
+    image = photo(24, 24)
+    named = {"jpeg.png": "JPEG", "a.jpe": "JPEG", "b.PNG": "PNG", "c.pgm": "PPM", "d.tif": "TIFF", "webp.gif": "WEBP"}
+    for name, kind in named.items():
+        data = encoded(image, kind)
+        want = as_tensor(Image.open(io.BytesIO(data)).convert("RGB"))
+        assert torch.equal(opened(data, tmp_path / name, short_side=24), want)
+    (tmp_path / "no suffix").write_bytes(encoded(image))
+    (tmp_path / "text.png").write_text("no image")
+    (tmp_path / "short.png").write_bytes(b"P")
+    assert decoding.describe_misnamed([*sorted(tmp_path.iterdir()), tmp_path / "missing.png"]) == [
+        f"2 images are read by content, which is of another format than the name says: {tmp_path / 'jpeg.png'} (JPEG), "
+        f"{tmp_path / 'webp.gif'} (WEBP)."
+    ]
+    assert decoding.describe_misnamed([tmp_path / "a.jpe"]) == []
 
 
 def test_no_warning_reaches_the_user(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ import torch
 from image_helpers import SHORT_SIDE, add_bad_files, check_pixels, decode_images, make_photos
 from PIL import Image
 
-from nearkin.data.images import Images
+from nearkin.data.images import Dataset, Images
 from nearkin.data.pixels import cache as pixel_cache
 from nearkin.data.pixels import open as opening
 from nearkin.data.pixels.decode import measure
@@ -180,3 +180,11 @@ def test_stores_are_freed_after_the_context_and_shared_with_contexts_inside(file
     assert store() is None
     open_store(files, **OPEN)
     assert opened == [6, 6]
+
+
+def test_misleading_names_are_found_with_the_unreadable_images(photos: Images) -> None:
+    assert not isinstance(photos.sources, torch.Tensor)
+    path = photos.sources[0]
+    Image.new("RGB", (24, 24)).save(path, "GIF")
+    found = opening.find_unreadable(Dataset("folder", photos, photos.take([1]), ()))
+    assert found == [f"1 image is read by content, which is of another format than the name says: {path} (GIF)."]

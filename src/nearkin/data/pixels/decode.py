@@ -3,14 +3,16 @@
 The short side becomes `short_side`, the long side follows (rounded down). An image longer than twice its short side is
 first cut at both ends. Resizing is bilinear with antialiasing. Orientation tags are applied, transparency is blended
 with white, palettes, CMYK and 16 bits per channel become 8-bit RGB, an animation gives its first frame; colour profiles
-are ignored. JPEG files are decoded by simplejpeg if it is installed, else by Pillow, with the same pixels.
+are ignored. JPEG files are decoded by simplejpeg if it is installed, else by Pillow, with the same pixels. The content
+of a file decides how it is read, not its name.
 """
 
 import io
 import os
 import stat
+import struct
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -21,7 +23,7 @@ from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 from torch.nn import functional as F
 
-from nearkin.data.images import counted
+from nearkin.data.images import counted, listed
 from nearkin.errors import NearkinError
 
 try:
@@ -34,12 +36,16 @@ Bytes = NDArray[np.uint8]
 PIXEL_LIMIT = 100_000_000
 """Images with more pixels are treated as decompression bombs. Pillow itself refuses more than 179 million."""
 
+FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
+"""Formats that are read, by Pillow's names. Pillow knows more, some of which start other programs."""
+
 FILE_LIMIT = 2**30
 """Bytes of the largest file that is read: more than an image of PIXEL_LIMIT needs without compression."""
 
 READS = 100_000
 """Most reads by Pillow of one file: several times what twenty megabytes of PNG in small chunks need."""
 
+_MAGIC = 16  # bytes by which Pillow recognises a format
 _ORIENTATION = 0x0112  # the EXIF tag
 _SIDEWAYS = (5, 6, 7, 8)  # its values that swap height and width
 _LUMA = (19595, 38470, 7471)  # Rec. 601 in 1/65536
@@ -63,6 +69,37 @@ def describe_bad_images(bad: Sequence[ValueError], total: int) -> list[str]:
     if not bad:
         return []
     return [f"{counted(len(bad), 'image', 'images')} of {total:,} left out:", *(f"  {error}" for error in bad)]
+
+
+def describe_misnamed(paths: Iterable[Path]) -> list[str]:
+    """Return a sentence that lists the images whose content is of another format than their names say."""
+    known = Image.registered_extensions()
+    names = []
+    for path in paths:
+        try:
+            with open_regular(path) as file:
+                found = format_of(file.read(_MAGIC))
+        except (BadImage, OSError):  # reported where it is decoded
+            continue
+        if found in FORMATS and known.get(path.suffix.lower(), found) != found:
+            names.append(f"{path} ({found})")
+    if not names:
+        return []
+    count = counted(len(names), "image is", "images are")
+    return [f"{count} read by content, which is of another format than the name says: {listed(names)}."]
+
+
+def format_of(start: bytes) -> str | None:
+    """Return the format of a file by its first bytes, in Pillow's words, also if it is not one of FORMATS."""
+    Image.init()
+    for name in (*FORMATS, *Image.OPEN):
+        accept = Image.OPEN[name][1]
+        try:
+            if accept is not None and accept(start):
+                return name
+        except (IndexError, SyntaxError, TypeError, struct.error):  # too few bytes, as Pillow itself takes it
+            continue
+    return None
 
 
 class TooManyParts(OSError):  # noqa: N818 (it says what is wrong)
@@ -156,16 +193,14 @@ def decode(
     short_side: int,
     channels: int = 3,
     limit: int = PIXEL_LIMIT,
-    formats: tuple[str, ...] | None = None,
     enlarge: bool = True,
 ) -> Tensor:
     """Decode the bytes of an image file: uint8 [channels, h, w].
 
-    `path` is only for the message of a BadImage, `formats` are Pillow's names of the formats to accept (default: all).
-    Without `enlarge` a smaller image keeps its size.
+    `path` is only for the message of a BadImage. Without `enlarge` a smaller image keeps its size.
     """
     file = BoundedFile(data)
-    with _open(file, path, limit, formats) as image:
+    with _open(file, path, limit) as image:
         orientation = _orientation(image, file)
         pixels = _jpeg(data, image) if simplejpeg is not None else None
         if pixels is None:
@@ -214,17 +249,21 @@ def as_channels(image: Tensor, channels: int) -> Tensor:
     raise NearkinError(f"Images of {have} channels cannot become images of {channels}: use 1 (grey) or 3 (RGB).")
 
 
-def _open(file: IO[bytes], path: Path, limit: int, formats: tuple[str, ...] | None = None) -> Image.Image:
+def _open(file: IO[bytes], path: Path, limit: int) -> Image.Image:
     # Pillow's warnings on odd files would reach the user without the file's name. Set on every call, because
     # catch_warnings elsewhere may have dropped the filter; setting it again adds nothing.
     warnings.filterwarnings("ignore", module=r"PIL\.")
+    start = file.read(_MAGIC)
+    file.seek(0)
     try:
-        image = Image.open(file, formats=formats)
+        image = Image.open(file, formats=FORMATS)
     except Image.DecompressionBombError:
         raise BadImage(path, "it has so many pixels that it may be a decompression bomb") from None
     except UnidentifiedImageError:
-        empty = file.seek(0, io.SEEK_END) == 0
-        raise BadImage(path, "it is empty" if empty else "it is not an image of a known format") from None
+        other = format_of(start) if start else None
+        if other is not None and other not in FORMATS:
+            raise BadImage(path, f"its content is {other}; the formats read are {', '.join(FORMATS)}") from None
+        raise BadImage(path, "it is not an image of a known format" if start else "it is empty") from None
     except Exception as error:  # Pillow raises many kinds of errors for a damaged header
         raise BadImage(path, f"its header is damaged ({_first_line(error)})") from None
     width, height = image.size

@@ -31,6 +31,7 @@ from nearkin.data.pixels.decode import (
     BadImage,
     as_channels,
     decode_file,
+    describe_misnamed,
     none_usable,
     pillow_pixels,
     resize,
@@ -236,7 +237,7 @@ def pack_tensor(pixels: Tensor, *, short_side: int, channels: int) -> Packed:
 
 
 def find_unreadable(dataset: Dataset, *, progress: Progress = None) -> list[str]:
-    """Decode every image of a data set and return sentences that name those that cannot be used."""
+    """Decode every image of a data set; return sentences on those that cannot be used or have a misleading name."""
 
     def check(job: tuple[int, Path]) -> BadImage | None:
         row, path = job
@@ -252,6 +253,7 @@ def find_unreadable(dataset: Dataset, *, progress: Progress = None) -> list[str]
             found = map_in_threads(check, list(enumerate(images.sources)), progress=progress)
             if bad := [image for image in found if image is not None]:
                 sentences.append(describe_left_out(bad, images, name))
+            sentences += describe_misnamed(images.sources)
     return sentences
 
 
