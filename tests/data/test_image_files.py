@@ -1,5 +1,6 @@
 """Listing the images in files, folders and tables."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -72,3 +73,13 @@ def test_places_without_images_are_refused(tmp_path):
         list_images([tmp_path / "nowhere"])
     with pytest.raises(NearkinError, match="There is no image"):
         list_images([tmp_path])
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="There are no named pipes here.")
+def test_pipes_and_devices_are_refused_by_what_they_are(tmp_path):
+    for name in ("pipe.png", "pipe.csv"):
+        os.mkfifo(tmp_path / name)
+        with pytest.raises(NearkinError, match=f"{name} is a pipe or a device: name image files"):
+            list_images([tmp_path / name])
+    with pytest.raises(NearkinError, match="is a pipe or a device"):
+        list_images([os.devnull])

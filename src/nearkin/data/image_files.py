@@ -52,8 +52,10 @@ def list_images(places: Sequence[str | Path]) -> list[ImageFile]:
 def _images_at(path: Path, several: bool) -> Sequence[tuple[Path, str | None]]:
     if path.is_dir():
         return _images_in_folder(path, several)
-    if not path.is_file():
+    if not path.exists():
         raise NearkinError(f"There is no file or folder {path}.")
+    if not path.is_file():
+        raise NearkinError(f"{path} is a pipe or a device: name image files, folders or csv tables.")
     if path.suffix.lower() != ".csv":
         return [(path, None)]
     return [(path.parent / row["path"], row.get("label") or None) for _, row in read_table(path, required=("path",))]
