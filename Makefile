@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/ready
 
-.PHONY: demo test check docs browser clean
+.PHONY: demo test check docs browser lock audit clean
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -33,6 +33,23 @@ browser:
 
 test: check browser
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+
+# Renew constraints.txt with the newest versions that fit, PyTorch excepted; run make test before you commit it.
+lock:
+	rm -rf build/lock && $(PYTHON) -m venv build/lock
+	grep -E '^torch(vision)?==' constraints.txt > build/lock/torch.txt
+	build/lock/bin/python -m pip install --quiet --constraint build/lock/torch.txt '.[dev]'
+	head -1 constraints.txt > build/constraints.txt
+	build/lock/bin/python -m pip freeze --exclude nearkin | sed 's/+cpu//' >> build/constraints.txt
+	mv build/constraints.txt constraints.txt
+
+# Look the pinned versions up among known vulnerabilities. This needs a service on the internet, so it is no test.
+audit:
+	rm -rf build/audit && $(PYTHON) -m venv build/audit
+	build/audit/bin/python -m pip install --quiet pip-audit
+	@build/audit/bin/pip-audit --requirement constraints.txt --no-deps --disable-pip > build/audit/log 2>&1; code=$$?; \
+		cat build/audit/log; if grep -qE 'ConnectionError|ServiceError|Max retries|could not be audited' build/audit/log; then \
+		echo "The service that knows vulnerabilities cannot be reached, or does not know these packages: what it could not look up was not checked."; fi; exit $$code
 
 clean:
 	rm -rf $(VENV) runs/demo site
