@@ -1,5 +1,6 @@
 """A small index of real letters with a model behind it, and a live server on the loopback."""
 
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -62,6 +63,12 @@ def index(tmp_path_factory, run, model, pictures) -> Index:
     x = made.embeddings()
     made.remember(threshold={"similarity": float(np.median(np.sort(x @ x.T)[:, -8])), "precision": 0.8})
     return made
+
+
+@pytest.fixture(scope="session")
+def shown(index) -> Callable[[str | Path], str]:
+    """Paths and ids as answers show them: relative to the index's folder."""
+    return lambda path: os.path.relpath(path, index.folder)
 
 
 @contextmanager

@@ -2,13 +2,73 @@
 
 import io
 import os
+from unittest.mock import Mock
 
 import numpy as np
 from PIL import Image
 from starlette.testclient import TestClient
 
+from nearkin.errors import NearkinError
 from nearkin.search.index import create_index
-from nearkin.serve import make_app
+from nearkin.serve import make_app, server
+
+
+def everything(client):
+    """All JSON answers as one text, and the items among them."""
+    items = client.get("/api/examples").json()["items"]
+    answers = [client.get(f"/api/{name}") for name in ("about", "examples", "map")]
+    answers += [client.get("/api/search", params={"id": item["id"]}) for item in items]
+    answers += [client.get("/api/search", params={"id": "nothing"}), client.post("/api/search", content=b"x")]
+    return "".join(answer.text for answer in answers), items
+
+
+def test_answers_show_paths_relative_to_the_index(tmp_path):
+    inside, beside = tmp_path / "top" / "index" / "pictures" / "a.png", tmp_path / "top" / "b.png"
+    inside.parent.mkdir(parents=True)
+    for path in (inside, beside):
+        Image.new("RGB", (8, 8)).save(path)
+    index = create_index(tmp_path / "top" / "index" / "items", dim=2, space="cosine")
+    index.add(
+        [[1, 0], [0, 1], [1, 1]],
+        paths=[str(inside), str(beside), str(beside)],
+        labels=["a", "b", "c"],
+        ids=[str(inside), str(beside), "17"],
+    )
+    for root, shown in (
+        (None, ["../pictures/a.png", "../../b.png"]),
+        (tmp_path / "top", ["index/pictures/a.png", "b.png"]),
+    ):
+        with TestClient(make_app(index, None, root=root)) as client:
+            text, items = everything(client)
+            assert str(tmp_path) not in text
+            assert [item["path"] for item in items] == [*shown, shown[1]]
+            assert [item["id"] for item in items] == [*shown, "17"]
+            for item in items:
+                assert client.get("/api/picture", params={"id": item["id"]}).status_code == 200
+                assert client.get("/api/search", params={"id": item["id"]}).json()["query"] == item
+    assert index.items().paths[0] == str(inside)  # exact
+
+
+def test_errors_of_the_index_do_not_show_its_folder(tmp_path, monkeypatch):
+    index = create_index(tmp_path / "items", dim=2, space="cosine")
+    index.add([[1.0, 0.0]], paths=["a"], labels=[None])
+    damaged = NearkinError(f"{index.folder / 'graph.faiss'} is damaged.")
+    monkeypatch.setattr(index, "search", Mock(side_effect=damaged))
+    with TestClient(make_app(index, None, name="photos")) as client:
+        answer = client.get("/api/search", params={"id": "a"})
+    assert (answer.status_code, answer.json()["error"]) == (400, "photos/graph.faiss is damaged.")
+
+
+def test_a_missing_run_is_named_in_the_terminal_only(tmp_path, monkeypatch):
+    create_index(tmp_path / "items", dim=2, space="cosine").remember(run=str(tmp_path / "gone"))
+    apps, said = [], []
+    monkeypatch.setattr(server, "run_app", lambda app, _listener: apps.append(app))
+    server.serve(str(tmp_path / "items"), port=0, say=said.append)
+    assert str(tmp_path / "gone") in said[0]
+    with TestClient(apps[0], base_url="http://localhost") as client:
+        text, _ = everything(client)
+    assert "could not be loaded" in text
+    assert str(tmp_path) not in text
 
 
 def test_names_that_are_not_utf8_are_shown_escaped_and_found(tmp_path):

@@ -96,7 +96,7 @@ def test_map_is_cached_by_embeddings(tmp_path):
     assert len(drawn) == 3
 
 
-def test_server_gives_a_first_map_then_tsne(index, model, tmp_path, monkeypatch):
+def test_server_gives_a_first_map_then_tsne(index, model, shown, tmp_path, monkeypatch):
     monkeypatch.setenv("NEARKIN_CACHE", str(tmp_path))
     with TestClient(make_app(index, model)) as client:
         first = client.get("/api/map").json()
@@ -104,7 +104,7 @@ def test_server_gives_a_first_map_then_tsne(index, model, tmp_path, monkeypatch)
         while (last := client.get("/api/map").json())["state"] == "drawing":
             time.sleep(0.05)
     assert (first["method"], last["method"]) == ("principal components", "t-SNE")
-    assert last["ids"] == index.items().ids
+    assert last["ids"] == [shown(item) for item in index.items().ids]
     assert [last["labels"][number] for number in last["label"]] == index.items().labels
     assert {len(last[column]) for column in ("x", "y", "ids", "label")} == {len(index)}
     assert last["total"] == len(index)

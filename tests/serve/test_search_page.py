@@ -74,12 +74,12 @@ def test_first_view(page, index, picture):
     page.screenshot(path=picture("serve-first-1280"))
 
 
-def test_chosen_picture_finds_itself(page, pictures, picture):
+def test_chosen_picture_finds_itself(page, pictures, picture, shown):
     path = pictures[3][0]
     page.locator("#file").set_input_files(path)
     searched(page)
     expect(hits(page)).to_have_count(20)
-    expect(hits(page).first).to_have_attribute("title", str(path))
+    expect(hits(page).first).to_have_attribute("title", shown(path))
     expect(page.locator("#query")).to_contain_text("Your picture")
     expect(page.locator(".cut").first).to_contain_text("80 % of such pairs were of the same class")
     assert page.locator("#hits a.same").count() >= 1
@@ -87,7 +87,7 @@ def test_chosen_picture_finds_itself(page, pictures, picture):
 
 
 @pytest.mark.parametrize("how", ["drop", "paste"])
-def test_picture_can_be_dropped_and_pasted(page, pictures, how):
+def test_picture_can_be_dropped_and_pasted(page, pictures, shown, how):
     path = pictures[10][0]
     page.evaluate(
         """([how, data]) => {
@@ -103,12 +103,12 @@ def test_picture_can_be_dropped_and_pasted(page, pictures, how):
         [how, base64.b64encode(path.read_bytes()).decode()],
     )
     searched(page)
-    expect(hits(page).first).to_have_attribute("title", str(path))
+    expect(hits(page).first).to_have_attribute("title", shown(path))
     assert page.evaluate("window.overlayShown") is (how == "drop")
     expect(page.locator("#overlay")).to_be_hidden()
 
 
-def test_click_on_a_hit_and_back_button(page, pictures):
+def test_click_on_a_hit_and_back_button(page, pictures, shown):
     page.locator("#file").set_input_files(pictures[3][0])
     searched(page)
     second = hits(page).nth(1)
@@ -119,7 +119,7 @@ def test_click_on_a_hit_and_back_button(page, pictures):
     assert "id=" in page.url
     page.go_back()
     expect(page.locator("#query")).to_contain_text("Your picture")
-    expect(hits(page).first).to_have_attribute("title", str(pictures[3][0]))
+    expect(hits(page).first).to_have_attribute("title", shown(pictures[3][0]))
     page.go_back()
     expect(page.locator("#status")).to_have_text("Or start with one of these.")
     expect(page.locator("#query")).to_be_empty()

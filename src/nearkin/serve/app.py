@@ -18,6 +18,7 @@ from nearkin.errors import NearkinError
 from nearkin.files import VERSION
 from nearkin.search.index import Index
 from nearkin.search.index.base import NoItem
+from nearkin.search.names import escape_name
 from nearkin.serve.guard import Guard, Limits, Refused
 from nearkin.serve.map import Map
 from nearkin.serve.pictures import THUMBNAILS
@@ -78,15 +79,17 @@ def make_app(
     name: str = "index",
     why: str | None = None,
     run: str | Path | None = None,
+    root: str | Path | None = None,
     token: str | None = None,
     hosts: Collection[str] | None = None,
     limits: Limits | None = None,
 ) -> Guard:
     """Make the guarded application of one index. Without a model, `why` says why uploads cannot be searched.
 
-    `run` is the run's folder if it has moved; `hosts` are the host names it answers to (None: any).
+    `run` is the run's folder if it has moved; `root` is the folder that paths are shown relative to (None: that of the
+    index); `hosts` are the host names it answers to (None: any).
     """
-    service = Service(index, model, name=name, why=why, run=run, limits=limits or Limits())
+    service = Service(index, model, name=name, why=why, run=run, root=root, limits=limits or Limits())
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
@@ -96,7 +99,7 @@ def make_app(
     app = FastAPI(
         title="nearkin", version=VERSION, description=DESCRIPTION, docs_url=None, redoc_url=None, lifespan=lifespan
     )
-    _add_errors(app)
+    _add_errors(app, service)
     _add_pages(app)
     _add_api(app, service)
     return Guard(app, token=token, hosts=hosts, login_page=_asset("login.html").decode())
@@ -191,7 +194,7 @@ def _asset(name: str) -> bytes:
     return files("nearkin.serve").joinpath("static", name).read_bytes()
 
 
-def _add_errors(app: FastAPI) -> None:
+def _add_errors(app: FastAPI, service: Service) -> None:
     """Answer every error with a sentence in the same JSON."""
 
     @app.exception_handler(Refused)
@@ -205,7 +208,7 @@ def _add_errors(app: FastAPI) -> None:
 
     @app.exception_handler(NearkinError)
     async def wrong(_request: Request, error: NearkinError) -> JSONResponse:
-        return JSONResponse({"error": str(error)}, 400)
+        return JSONResponse({"error": escape_name(str(error).replace(service.root, service.about.name))}, 400)
 
     @app.exception_handler(RequestValidationError)
     async def invalid(_request: Request, error: RequestValidationError) -> JSONResponse:

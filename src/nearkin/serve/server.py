@@ -19,6 +19,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from nearkin.errors import NearkinError
 from nearkin.search.index import open_index
+from nearkin.search.index.engines import is_url
 from nearkin.search.query import model_of
 from nearkin.serve.app import make_app
 from nearkin.serve.guard import LOOPBACK, Guard, Limits
@@ -127,11 +128,12 @@ def serve(
         except NearkinError as error:
             if run is not None:
                 raise
-            why = str(error)
-            say(f"Uploaded pictures cannot be searched. {why}")
+            why = "The model of this index could not be loaded: see the server's terminal."
+            say(f"Uploaded pictures cannot be searched. {error}")
         name = Path(where).name if "://" not in where else where.partition("?")[0].rsplit("/", 1)[-1]
         hosts = LOOPBACK if local else None
-        app = make_app(index, model, name=name, why=why, run=run, token=token, hosts=hosts, limits=limits)
+        root = None if is_url(where) else where
+        app = make_app(index, model, name=name, why=why, run=run, root=root, token=token, hosts=hosts, limits=limits)
         shown = f"[{host}]" if ":" in host else host
         query = "" if token is None else f"?token={quote(token)}"
         if not local and token is None:

@@ -1,8 +1,10 @@
 """What the server does, independent of HTTP: searches, thumbnails, the map; and the JSON it answers with."""
 
 import asyncio
+import os
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -59,7 +61,7 @@ class Item(BaseModel):
     """One picture of the index."""
 
     id: str
-    path: str
+    path: str = Field(description="Relative to the index's folder.")
     label: str | None
 
 
@@ -87,15 +89,24 @@ class Service:
     """One index with its model. Items and labels are read once: restart the server to see later additions."""
 
     def __init__(
-        self, index: Index, model: Model | None, *, name: str, why: str | None, run: str | Path | None, limits: Limits
+        self,
+        index: Index,
+        model: Model | None,
+        *,
+        name: str,
+        why: str | None,
+        run: str | Path | None,
+        root: str | Path | None,
+        limits: Limits,
     ) -> None:
         self.index, self.model, self.limits = index, model, limits
+        self.root = os.path.abspath(str(root or getattr(index, "folder", ".")))
         self.ids, self.paths, labels = index.items()
         self.labels = [None if label is None else escape_name(label) for label in labels]
         self.exact_labels = dict(zip(self.labels, labels, strict=True))
         self.threshold = threshold_of(index, run)
         self.about = self._about(name, why)
-        self.index_map = IndexMap(index, self.ids, self.labels, shown=escape_name)
+        self.index_map = IndexMap(index, self.ids, self.labels, shown=self.shown)
         self.budget = Budget(limits.uploads_bytes)
         self.decoding = Pool("decode", threads=limits.threads, waiting=limits.waiting)
         self.decoding_large = Pool("large", threads=1, waiting=limits.waiting_large)
@@ -164,14 +175,29 @@ class Service:
     def _shown(self, item: IndexItem | IndexHit) -> Json:
         """An item's id, path and label as clients see them."""
         label = None if item.label is None else escape_name(item.label)
-        return {"id": escape_name(item.id), "path": escape_name(item.path), "label": label}
+        return {"id": self.shown(item.id), "path": self.shown(item.path), "label": label}
+
+    def shown(self, name: str) -> str:
+        """A path or id as clients see it: relative to the root, so that it does not tell where the server's files are.
+
+        Ids that are not paths stay; so do paths that would not lead back.
+        """
+        with suppress(ValueError):  # on another drive
+            near = os.path.relpath(name, self.root)
+            if os.path.isabs(name) and self._inside(near) == name:
+                return escape_name(near)
+        return escape_name(name)
+
+    def _inside(self, name: str) -> str:
+        return os.path.normpath(os.path.join(self.root, name))
 
     def find(self, shown: str) -> IndexItem:
         """The item with an id as clients see it. No other file can be reached."""
-        try:
-            return self.index.item(unescape_name(shown))
-        except UnicodeEncodeError:  # a store that holds only UTF-8
-            raise NoItem(f"There is no item {shown!r} in the index.") from None
+        name = unescape_name(shown)
+        for exact in (self._inside(name), name):
+            with suppress(NoItem, UnicodeEncodeError):  # some stores hold only UTF-8
+                return self.index.item(exact)
+        raise NoItem(f"There is no item {shown!r} in the index.")
 
     def _exact(self, labels: Sequence[str] | None) -> tuple[str, ...] | None:
         """The index's labels by the names that clients see."""
@@ -200,7 +226,7 @@ class Service:
         chosen = rows[::step][:count]
         return Examples(
             items=[
-                Item(id=escape_name(self.ids[r]), path=escape_name(self.paths[r]), label=self.labels[r]) for r in chosen
+                Item(id=self.shown(self.ids[r]), path=self.shown(self.paths[r]), label=self.labels[r]) for r in chosen
             ]
         )
 
