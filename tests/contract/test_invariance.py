@@ -2,7 +2,20 @@
 
 import pytest
 import torch
-from contract.cases import CLASSES, DETERMINISTIC_SPECS, DIM, LOSSES, STRATEGY_SPECS, batch, build, gradients, step_of
+from contract.cases import (
+    CLASSES,
+    DETERMINISTIC_SPECS,
+    DIM,
+    LOSSES,
+    METHOD_SPECS,
+    RUN_SPECS,
+    STRATEGY_SPECS,
+    Run,
+    batch,
+    build,
+    gradients,
+    step_of,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -80,3 +93,43 @@ def test_order_does_not_matter_after_a_few_steps_of_a_strategy(spec):
         close(grad2, grad[order])
 
     check()
+
+
+NARROW = (torch.int32, torch.int16, torch.uint8)
+
+
+@pytest.mark.parametrize("spec", METHOD_SPECS)
+def test_the_integer_type_of_labels_does_not_matter(spec):
+    """Up to class 255, whose uint8 is the −1 of an empty slot."""
+
+    def outcome(dtype):
+        m = build(spec, classes=256)
+        torch.manual_seed(0)
+        for seed in (1, 0):  # the last batch has class 255
+            x, y = batch(seed=seed, dtype=torch.float32)
+            step = step_of(x.requires_grad_(), (255 - y).to(dtype))
+            m.loss(step).backward()
+            m.after_step(step)
+        loss, gradient, own = gradients(m, x, (255 - y).to(dtype))
+        return [loss, gradient, x.grad, *own.values(), *m.state_dict().values()]
+
+    expected = outcome(torch.int64)
+    for dtype in NARROW:
+        for a, b in zip(outcome(dtype), expected, strict=True):
+            assert (a is None and b is None) or torch.equal(a, b), dtype
+
+
+@pytest.mark.parametrize("spec", [*RUN_SPECS, "proxy_anchor(initial=means, per_class=2)"])
+def test_the_integer_type_of_labels_does_not_matter_to_a_run(spec):
+    """Batches and checks get the labels of the whole training set."""
+
+    def run(dtype):
+        out = Run(spec)
+        out.blobs = out.blobs._replace(labels=out.blobs.labels.to(dtype))
+        return out.steps(2)
+
+    expected = run(torch.int64)
+    for dtype in NARROW:
+        found = run(dtype)
+        assert found.losses == expected.losses, dtype
+        assert all(torch.equal(v, found.method.state_dict()[k]) for k, v in expected.method.state_dict().items())

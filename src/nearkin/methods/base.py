@@ -35,6 +35,10 @@ class Step:
     index: Tensor | None = None  # [B] rows of the training set
     rng: torch.Generator | None = None
 
+    def __post_init__(self) -> None:
+        # Narrow integers have no −1 for empty slots (uint8) or cannot index; int64 stays the same tensor.
+        object.__setattr__(self, "y", self.y.long())
+
 
 class Embed(Protocol):
     """Embeds training images in eval mode: all of them, or those of `index`."""

@@ -52,7 +52,7 @@ class Proxies(PreciseModule):
         """If initial="means", set proxy k of each class to the mean of samples k, k+K, k+2K, … of the class, once."""
         if bool(self.drawn):
             return
-        x = at_least_float32(embed())
+        x, labels = at_least_float32(embed()), labels.long()
         order = torch.argsort(labels, stable=True)
         counts = torch.bincount(labels, minlength=self.classes)
         starts = counts.cumsum(0) - counts

@@ -95,7 +95,7 @@ def deals(
     labels: Tensor, device: torch.device, *, classes: int, at_once: int, steps: int, seed: int, start: int
 ) -> Iterator[Deal]:
     """The draws of batch `start` and all following ones; those of projection k depend only on the seed and k."""
-    codes = labels.numpy()
+    codes = labels.long().numpy()
     present, counts = np.unique(codes, return_counts=True)
     begin, size = np.zeros((2, classes), dtype=np.int64)
     begin[present], size[present] = np.cumsum(counts) - counts, counts
