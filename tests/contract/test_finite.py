@@ -140,6 +140,24 @@ def test_low_precision_input_is_raised_and_leaves_the_state(spec):
         assert {name: value.dtype for name, value in m.state_dict().items()} == before
 
 
+@pytest.mark.parametrize("spec", METHOD_SPECS)
+def test_zero_and_tiny_float16_embeddings_have_finite_gradients(spec):
+    """A float16 ends at 65504; the value is that of float32, and so is the gradient of norms from 0.01 on."""
+    m = build(spec)
+    x, y = random()
+    direction = torch.nn.functional.normalize(x, dim=1)
+    for length in (0, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3):
+        h = (direction * length).half()
+        loss, grad, own = gradients(m, h, y)
+        assert grad.dtype == torch.float16
+        check(loss, grad, *own.values(), where=length)
+        assert torch.equal(loss, value(m, h.float(), y).detach())
+    h = (direction * 0.011).half()
+    expected = gradients(m, h.float(), y)[1]
+    rounding = 4e-3 * float(expected.abs().max())  # a batch that is its own reference sums two float16 gradients
+    torch.testing.assert_close(gradients(m, h, y)[1].float(), expected, rtol=4e-3, atol=rounding + 1e-6)
+
+
 @pytest.mark.parametrize("name", LOSSES)
 def test_one_class_in_all(name):
     m = build(name, classes=1)
