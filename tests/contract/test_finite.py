@@ -19,6 +19,7 @@ from contract.cases import (
 )
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from nearkin.errors import NearkinError
 from nearkin.methods.losses import LOSSES
 from nearkin.methods.relation import EMPTY, References, relate
 from nearkin.space import Space
@@ -156,6 +157,32 @@ def test_zero_and_tiny_float16_embeddings_have_finite_gradients(spec):
     expected = gradients(m, h.float(), y)[1]
     rounding = 4e-3 * float(expected.abs().max())  # a batch that is its own reference sums two float16 gradients
     torch.testing.assert_close(gradients(m, h, y)[1].float(), expected, rtol=4e-3, atol=rounding + 1e-6)
+
+
+@pytest.mark.parametrize("space", ["euclidean", "inner"])
+@pytest.mark.parametrize("spec", LOSS_SPECS)
+def test_long_embeddings_are_finite_or_refused(spec, space):
+    m = build(spec, space=space)
+    x, y = random()
+    direction = torch.nn.functional.normalize(x, dim=1)
+    for power in (2, 4, 6, 7):
+        check_method(m, direction * 10.0**power, y, power)
+    for power in (8, 9, 12, 15, 18, 25):
+        with pytest.raises(NearkinError, match=rf"^In space {space} embedding norms must be below 5e\+07; got"):
+            m(direction * 10.0**power, y)
+
+
+@pytest.mark.parametrize("spec", METHOD_SPECS)
+def test_embeddings_of_another_dimension_are_refused_by_methods_that_hold_vectors(spec):
+    m = build(spec)
+    x, y = batch(dim=DIM + 3, dtype=FLOAT32)
+    if not any(isinstance(getattr(part, "vectors", None), torch.Tensor) for part in m.modules()):
+        check(m(x, y))
+        return
+    with pytest.raises(
+        NearkinError, match=r"^This method takes embeddings of 4 dimensions, not 7: build it with dim=7\.$"
+    ):
+        m(x, y)
 
 
 @pytest.mark.parametrize("name", LOSSES)

@@ -20,7 +20,7 @@ from nearkin.methods import samplers
 from nearkin.methods.proxies import Proxies
 from nearkin.methods.relation import References, Relation, batch_references, relate
 from nearkin.methods.state import PreciseModule
-from nearkin.space import Space
+from nearkin.space import Space, at_least_float32, norm
 from nearkin.spec import Call
 
 
@@ -107,6 +107,12 @@ class Method(PreciseModule):
         """The number of classes, or None if the method works for any."""
         return None
 
+    @property
+    def known_dim(self) -> int | None:
+        """The dimension of embeddings, or None if the method works for any: that of proxies or a memory, `vectors`."""
+        held = (getattr(module, "vectors", None) for module in self.modules())
+        return next((vectors.shape[1] for vectors in held if isinstance(vectors, Tensor)), None)
+
     def forward(self, x: Tensor, y: Tensor, indices_tuple: None = None) -> Tensor:
         """The loss of embeddings [B, D] and labels [B], for a loop of your own.
 
@@ -116,7 +122,7 @@ class Method(PreciseModule):
             raise NearkinError(
                 "nearkin's losses have mining built in: remove the miner and set the option of the loss."
             )
-        check_batch(x, y, classes=self.known_classes)
+        check_batch(x, y, classes=self.known_classes, dim=self.known_dim, space=self.space)
         return self.loss(Step(x, y))
 
 
@@ -184,14 +190,27 @@ class Strategy(Method):
         self.inner.after_step(step)
 
 
-def check_batch(x: Tensor, y: Tensor, classes: int | None = None) -> None:
-    """Check shapes and types of a batch, and label values if that needs no device sync."""
+def check_batch(
+    x: Tensor, y: Tensor, classes: int | None = None, dim: int | None = None, space: Space = Space.COSINE
+) -> None:
+    """Check shapes and types of a batch, and the values of labels and norms if that needs no device sync."""
     if not (isinstance(x, Tensor) and isinstance(y, Tensor)):
         raise NearkinError(f"A method takes tensors; got {type(x).__name__} and {type(y).__name__}.")
     if x.ndim != 2 or y.ndim != 1 or len(x) != len(y) or not len(y):
         raise NearkinError(f"A method takes embeddings [B, D] and labels [B]; got {list(x.shape)} and {list(y.shape)}.")
+    if dim is not None and x.shape[1] != dim:
+        raise NearkinError(
+            f"This method takes embeddings of {dim} dimensions, not {x.shape[1]}: build it with dim={x.shape[1]}."
+        )
     if y.is_floating_point() or y.dtype == torch.bool:
         raise NearkinError(f"Labels are integers; got {y.dtype}: call labels.long().")
     if y.device.type == "cpu" and not 0 <= int(y.min()) <= int(y.max()) < (classes or float("inf")):
         limit = "" if classes is None else f" to {classes - 1} here"
         raise NearkinError(f"Labels run from 0{limit}; got {int(y.min())} to {int(y.max())}.")
+    if x.device.type == "cpu" and space.norm_floor is None:
+        longest, most = float(norm(at_least_float32(x.detach())).max()), space.norm_limit(x.dtype, factors=4)
+        if not longest < most:  # nor is NaN
+            raise NearkinError(
+                f"In space {space.value} embedding norms must be below {most:.0e}; got {longest:.0e}: "
+                "lower the learning rate, or use space=cosine."
+            )
