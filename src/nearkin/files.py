@@ -112,6 +112,18 @@ def read_json(path: Path) -> Json:
     return content
 
 
+def seal(content: Json) -> Json:
+    """Return a record with a digest of its content, which `check_seal` compares."""
+    return content | {"sha256": hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()}
+
+
+def check_seal(path: Path, content: Json) -> None:
+    """Refuse a record whose content is not what was written; the first version wrote no digest."""
+    bare = {name: value for name, value in content.items() if name != "sha256"}
+    if "sha256" in content and seal(bare) != content:
+        raise NearkinError(f"{path} is damaged: its content is not what was written.")
+
+
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], about: Json | None = None) -> None:
     """Write tensors and a small JSON record about them as one safetensors file, atomically."""
     content = {k: t.detach().cpu().contiguous() for k, t in tensors.items()}

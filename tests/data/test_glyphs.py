@@ -180,6 +180,15 @@ def test_the_cache_is_read_and_rebuilt_if_damaged(tmp_path, monkeypatch):
     assert not calls
 
 
+def test_a_flipped_bit_in_the_cache_does_not_change_the_letters(tmp_path):
+    first = load_dataset(SMALL, cache=tmp_path)
+    (file,) = tmp_path.iterdir()
+    whole = file.read_bytes()
+    for place in range(100, len(whole), len(whole) // 12):  # header and pixels
+        file.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+        assert digest(load_dataset(SMALL, cache=tmp_path)) == digest(first)
+
+
 def test_an_unwritable_cache_gives_only_a_note(tmp_path):
     (tmp_path / "file").write_text("in the way")
     dataset = load_dataset(SMALL, cache=tmp_path / "file")

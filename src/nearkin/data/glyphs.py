@@ -19,15 +19,14 @@ import PIL
 import torch
 from numpy.typing import NDArray
 from PIL import Image, ImageFilter
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors import SafetensorError
 from torch import Tensor
 
 from nearkin.data.images import Dataset, Images, Progress, counted
 from nearkin.data.letters import candidates, distinct_letters, font_files, open_font
 from nearkin.data.splits import in_halves
 from nearkin.errors import NearkinError
-from nearkin.files import atomic_file, cache_dir
+from nearkin.files import cache_dir, read_tensors, write_tensors
 
 GENERATOR = 1  # increase it if the same recipe gives other pixels: old caches are then ignored
 CANVAS, LONG_SIDE, SIZE = 64, 44, 32  # pixels: the canvas, the letter on it at scale 1, the finished image
@@ -183,13 +182,10 @@ def _key(recipe: Recipe, files: Sequence[Path]) -> str:
 
 def _read(store: Path, recipe: Recipe) -> _Made | None:
     """Read the cache; None if there is none or it is damaged."""
-    if not store.is_file():
-        return None
     try:
-        with safe_open(str(store), framework="pt") as file:
-            about = json.loads(file.metadata()["glyphs"])
-            made = _Made(about["letters"], about["dropped"], file.get_tensor("pixels"))
-    except (OSError, SafetensorError, KeyError, TypeError, ValueError):
+        tensors, about = read_tensors(store)
+        made = _Made(about["letters"], about["dropped"], tensors["pixels"])
+    except (NearkinError, OSError, KeyError):
         return None
     complete = made.pixels.shape[:2] == (recipe.classes, recipe.samples) and len(made.letters) == recipe.classes
     return made if complete else None
@@ -197,10 +193,8 @@ def _read(store: Path, recipe: Recipe) -> _Made | None:
 
 def _write(store: Path, made: _Made) -> list[str]:
     """Cache the pixels. If that fails, return a note."""
-    about = json.dumps({"letters": made.letters, "dropped": made.dropped})
     try:
-        with atomic_file(store) as temporary:
-            save_file({"pixels": made.pixels}, temporary, metadata={"glyphs": about})
+        write_tensors(store, {"pixels": made.pixels}, {"letters": made.letters, "dropped": made.dropped})
     except (OSError, SafetensorError) as error:
         return [f"Not cached: {store.parent} cannot be written ({error})."]
     return []

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -238,6 +239,19 @@ def test_second_writer_at_the_same_time_is_refused(tmp_path):
     with write_lock(tmp_path / "i"), pytest.raises(NearkinError, match=r"Process \d+ is writing"):
         index.remove(["0/1.png"])
     assert index.remove(["0/1.png"]) == 1
+
+
+def test_an_edited_manifest_is_refused(tmp_path):
+    filled(tmp_path / "i").close()
+    file = tmp_path / "i" / "index.json"
+    text = file.read_text()
+    changed = re.sub(r'"next_key": \d+', '"next_key": 0', text)
+    assert changed != text
+    file.write_text(changed)
+    with pytest.raises(NearkinError, match=r"index\.json is damaged"):
+        open_index(tmp_path / "i")
+    file.write_text(text)
+    open_index(tmp_path / "i").close()
 
 
 @pytest.mark.parametrize("name", ["items-00000004.safetensors", "removed-00000005.safetensors", "index.json"])

@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 
 from nearkin.errors import NearkinError
-from nearkin.files import read_json, read_tensors, write_json, write_tensors
+from nearkin.files import check_seal, read_json, read_tensors, seal, write_json, write_tensors
 from nearkin.search.index.base import Batch, Floats, Item, Meta, NoIndex
 from nearkin.search.index.engines import MANIFEST
 from nearkin.search.index.exact import Ints, Mask
@@ -147,6 +147,7 @@ def read_manifest(folder: Path) -> Manifest:
         raise NoIndex(f"There is no index in {folder}: create one with nearkin index RUN IMAGES -o {folder}.")
     try:
         content = read_json(path)
+        check_seal(path, content)
     except NearkinError:
         raise NearkinError(f"{path} is damaged: restore it, or create the index again.") from None
     if content.get("format") != FORMAT or "meta" not in content:
@@ -162,7 +163,7 @@ def read_manifest(folder: Path) -> Manifest:
 def write_manifest(folder: Path, manifest: Manifest) -> None:
     """Commit: these files are now the index."""
     sync(folder)  # the files it names are on disk first
-    write_json(folder / MANIFEST, {"format": FORMAT, **manifest._asdict()})
+    write_json(folder / MANIFEST, seal({"format": FORMAT, **manifest._asdict()}))
     sync(folder)
 
 
