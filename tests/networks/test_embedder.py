@@ -54,7 +54,7 @@ def test_gem_between_mean_and_maximum() -> None:
         ("mean", r"no pooling 'mean'.*There are: avg, avg\+max, gem, max"),
         ("gem(power=2)", r"gem has no option 'power'.*p, learn, eps"),
         ("gem(p=0)", "gem needs p and eps above 0"),
-        ("gem(p=big)", "p is a number, not 'big'"),
+        ("gem(p=big)", "p must be a number, not 'big'"),
         ("avg(p=2)", "avg has no option 'p'"),
         ("max+avg", "a name or name"),
     ],
