@@ -93,15 +93,15 @@ def _compare(x: Tensor, w: Tensor, floor: float) -> tuple[Tensor, Tensor]:
     return out
 
 
-SHORT = 0.01
+FLOAT16_NORM = 0.01
 """Norm below which the gradient of a float16 vector grows no further: at 1e-6, as in float32, it would overflow."""
 
 
-def raised(v: Tensor, dtype: torch.dtype, space: Space) -> Tensor:
+def raise_precision(v: Tensor, dtype: torch.dtype, space: Space) -> Tensor:
     """Vectors in a higher precision, with a gradient that float16 can hold if they are float16 and nearly zero."""
     out, floor = v.to(dtype), space.norm_floor
     if v.dtype == torch.float16 and out.requires_grad and floor is not None:
-        factor = (norm(out.detach()).clamp_min(floor) / SHORT).clamp_max(1)
+        factor = (norm(out.detach()).clamp_min(floor) / FLOAT16_NORM).clamp_max(1)
         out.register_hook(lambda gradient: gradient * factor)  # type: ignore[no-untyped-call]
     return out
 
@@ -110,7 +110,7 @@ def relate(x: Tensor, y: Tensor, refs: References, space: Space) -> Relation:
     """Compare embeddings x [B, D] of classes y [B] with the references."""
     with torch.autocast(x.device.type, enabled=False):  # s is float32 inside a user's autocast, too
         dtype = torch.float64 if torch.float64 in (x.dtype, refs.vectors.dtype) else torch.float32
-        a, w = space.project(raised(x, dtype, space)), raised(refs.vectors, dtype, space)
+        a, w = space.project(raise_precision(x, dtype, space)), raise_precision(refs.vectors, dtype, space)
         products, v = (a @ w.T, w) if space.norm_floor is None else _compare(a, w, space.norm_floor)
         s = space.similarity(products, a, v)
     same, filled = y[:, None] == refs.labels, refs.labels != EMPTY

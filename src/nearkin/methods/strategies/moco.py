@@ -37,7 +37,7 @@ from torch.func import functional_call
 from nearkin.errors import NearkinError
 from nearkin.methods.base import Loss, Step, Strategy
 from nearkin.methods.memory import Memory
-from nearkin.methods.relation import EMPTY, raised, relate
+from nearkin.methods.relation import EMPTY, raise_precision, relate
 from nearkin.methods.strategies.inner_loss import inner_proxies, require_proxies
 from nearkin.methods.strategies.model_copy import ModelCopy
 
@@ -89,7 +89,7 @@ class MoCo(Strategy):
     def loss(self, step: Step) -> Tensor:
         queue = self.memory
         dtype = torch.promote_types(step.x.dtype, queue.vectors.dtype)
-        x = torch.cat([raised(step.x, dtype, self.space), queue.vectors.to(dtype)])
+        x = torch.cat([raise_precision(step.x, dtype, self.space), queue.vectors.to(dtype)])
         y = torch.cat([step.y, queue.labels])
         r = relate(x, y, self.inner.references(step.x, step.y), self.space)
         filled = (y != EMPTY)[:, None]
