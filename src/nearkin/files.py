@@ -113,15 +113,16 @@ def read_json(path: Path) -> Json:
 
 
 def seal(content: Json) -> Json:
-    """Return a record with a digest of its content, which `check_seal` compares."""
+    """Return a record with a digest of its content, which `unseal` compares."""
     return content | {"sha256": hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()}
 
 
-def check_seal(path: Path, content: Json) -> None:
-    """Refuse a record whose content is not what was written; the first version wrote no digest."""
+def unseal(content: Json) -> Json:
+    """Return a record without its digest; raise ValueError if they do not match. The first version wrote no digest."""
     bare = {name: value for name, value in content.items() if name != "sha256"}
     if "sha256" in content and seal(bare) != content:
-        raise NearkinError(f"{path} is damaged: its content is not what was written.")
+        raise ValueError("its content is not what was written")
+    return bare
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], about: Json | None = None) -> None:

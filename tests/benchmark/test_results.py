@@ -68,3 +68,18 @@ def test_results_of_two_machines_are_merged(tmp_path):
     assert again == (3, ())
     with pytest.raises(NearkinError, match="no results file"):
         merge([tmp_path / "d.jsonl"], tmp_path / "c" / "results.jsonl")
+
+
+def test_a_changed_number_in_a_results_file_is_found(tmp_path):
+    file = tmp_path / "results.jsonl"
+    append_result(file, {"id": "a", "seed": 0, "scores": {"R@1": 61.25}})
+    append_result(file, {"id": "b", "seed": 0, "scores": {"R@1": 50.0}})
+    assert read_results(file)["a"] == {"id": "a", "seed": 0, "scores": {"R@1": 61.25}}
+    file.write_text(file.read_text().replace("61.25", "81.25"))
+    with pytest.raises(NearkinError, match="Line 1 of"):
+        read_results(file)
+
+
+def test_lines_of_the_first_version_have_no_digest(tmp_path):
+    (tmp_path / "results.jsonl").write_text('{"id": "a", "seed": 0, "scores": {"R@1": 61.25}}\n')
+    assert read_results(tmp_path / "results.jsonl")["a"]["scores"] == {"R@1": 61.25}

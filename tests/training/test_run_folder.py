@@ -2,15 +2,27 @@
 
 import json
 
+import pytest
+
+from nearkin.errors import NearkinError
 from nearkin.training.run_folder import RunFolder
 
 
 def test_an_incomplete_log_line_is_ignored(tmp_path):
     run = RunFolder(tmp_path)
-    run.append({"step": 1})
-    run.append({"step": 2})
+    events = [{"event": "epoch", "step": step} for step in (1, 2)]
+    for event in events:
+        run.append(event)
     with run.log.open("a") as file:
         file.write('{"step": 3, "lo')
-    assert run.events() == [{"step": 1}, {"step": 2}]
+    assert run.events() == events
     run.keep_events(1)
-    assert run.log.read_text() == json.dumps({"step": 1}) + "\n"
+    assert run.log.read_text() == json.dumps(events[0]) + "\n"
+
+
+@pytest.mark.parametrize("line", [b"{", b"[]", b"7", b'{"step": 1}', b"\xff", b""])
+def test_a_damaged_log_line_is_named(tmp_path, line):
+    run = RunFolder(tmp_path)
+    run.log.write_bytes(b'{"event": "epoch", "step": 1}\n' + line + b"\n")
+    with pytest.raises(NearkinError, match=r"log\.jsonl is damaged in line 2"):
+        run.events()

@@ -9,13 +9,13 @@ import os
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from nearkin.errors import NearkinError
-from nearkin.files import Json, atomic_file, read_tensors, write_tensors
+from nearkin.files import Json, atomic_file, read_tensors, seal, unseal, write_tensors
 
 LABELS = "labels"
 NEEDED = {"id", "seed", "scores"}
@@ -57,10 +57,15 @@ def read_results(path: str | Path) -> dict[str, Json]:
 def _record(line: bytes) -> Json | None:
     """The run in a line, or None if it holds none."""
     try:
-        record: Any = json.loads(line)
+        record = unseal(json.loads(line))
         return record if record.keys() >= NEEDED and isinstance(record["scores"], dict) else None
-    except (ValueError, AttributeError):  # ValueError: neither JSON nor UTF-8
+    except (ValueError, AttributeError):  # ValueError: not JSON, not UTF-8, or not what was written
         return None
+
+
+def _line(record: Json) -> str:
+    """The line of a run, with a digest."""
+    return json.dumps(seal(record), ensure_ascii=False) + "\n"
 
 
 def append_result(path: Path, record: Json) -> None:
@@ -74,7 +79,7 @@ def append_result(path: Path, record: Json) -> None:
             file.write(b"\n")
         else:
             file.truncate(len(content) - len(rest))
-        file.write(json.dumps(record, ensure_ascii=False).encode() + b"\n")
+        file.write(_line(record).encode())
         file.flush()
         os.fsync(file.fileno())
 
@@ -92,7 +97,7 @@ def merge(paths: Sequence[str | Path], out: str | Path) -> Merged:
             first["scores"] = {**record["scores"], **first["scores"]}
         _copy_queries(path.parent, Path(out).parent)
     with atomic_file(Path(out)) as temporary:
-        temporary.write_text("".join(json.dumps(r, ensure_ascii=False) + "\n" for r in kept.values()), encoding="utf-8")
+        temporary.write_text("".join(map(_line, kept.values())), encoding="utf-8")
     return Merged(len(kept), tuple(conflicts))
 
 

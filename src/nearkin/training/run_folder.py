@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+from nearkin.errors import NearkinError
 from nearkin.files import Json, atomic_file, read_json
 
 CHOSEN = {
@@ -45,8 +46,17 @@ class RunFolder:
         """Read the log, except a last line that a kill left incomplete."""
         if not self.log.exists():
             return []
-        lines = self.log.read_text().split("\n")
-        return [json.loads(line) for line in lines[:-1]]
+        lines = self.log.read_bytes().split(b"\n")
+        return [self._event(line, number) for number, line in enumerate(lines[:-1], start=1)]
+
+    def _event(self, line: bytes, number: int) -> Json:
+        try:
+            event: Json = json.loads(line)
+            if {"event", "step"} <= event.keys():
+                return event
+        except (ValueError, AttributeError):  # not JSON, not UTF-8, or not a record
+            pass
+        raise NearkinError(f"{self.log} is damaged in line {number}: restore it, or train again.")
 
     def keep_events(self, count: int) -> None:
         """Keep the first `count` lines of the log: those before the checkpoint that training resumes from."""

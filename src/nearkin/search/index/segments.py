@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 
 from nearkin.errors import NearkinError
-from nearkin.files import check_seal, read_json, read_tensors, seal, write_json, write_tensors
+from nearkin.files import read_json, read_tensors, seal, unseal, write_json, write_tensors
 from nearkin.search.index.base import Batch, Floats, Item, Meta, NoIndex
 from nearkin.search.index.engines import MANIFEST
 from nearkin.search.index.exact import Ints, Mask
@@ -146,9 +146,8 @@ def read_manifest(folder: Path) -> Manifest:
     if not path.exists():
         raise NoIndex(f"There is no index in {folder}: create one with nearkin index RUN IMAGES -o {folder}.")
     try:
-        content = read_json(path)
-        check_seal(path, content)
-    except NearkinError:
+        content = unseal(read_json(path))
+    except (NearkinError, ValueError):
         raise NearkinError(f"{path} is damaged: restore it, or create the index again.") from None
     if content.get("format") != FORMAT or "meta" not in content:
         raise NearkinError(f"{path} is not an index manifest of this version: create the index again.")
