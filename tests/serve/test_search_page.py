@@ -86,6 +86,18 @@ def test_chosen_picture_finds_itself(page, pictures, picture, shown):
     drawn(page).screenshot(path=picture("serve-search-1280"))
 
 
+def test_picture_chosen_while_the_page_loads_is_searched(browser, server, pictures, shown):
+    with opened(browser, server) as page:
+        held = []
+        page.route("**/api/about", lambda route: held.append(route))  # the page waits for this answer
+        with page.expect_request("**/api/about"):
+            page.reload()
+        page.locator("#file").set_input_files(pictures[3][0])
+        held[0].continue_()
+        searched(page)
+        expect(hits(page).first).to_have_attribute("title", shown(pictures[3][0]))
+
+
 @pytest.mark.parametrize("how", ["drop", "paste"])
 def test_picture_can_be_dropped_and_pasted(page, pictures, shown, how):
     path = pictures[10][0]

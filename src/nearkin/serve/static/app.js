@@ -18,6 +18,7 @@ const fileName = (path) => path.split(/[\\/]/).pop();
 let about = null;
 let current = null; // the search in progress
 let uploadCount = 0;
+let early = null; // a picture that came before the page was ready
 const uploads = new Map(); // uploaded pictures, kept in this page only, for the back button
 
 // ---- state and address
@@ -266,7 +267,11 @@ for (const tab of ["results", "map"]) {
 // ---- uploads: chosen, dropped, pasted
 
 function searchUpload(file) {
-  if (!file || !about) return;
+  if (!file) return;
+  if (!about) {
+    early = file;
+    return;
+  }
   if (!about.by_picture) return say(about.by_picture_why ?? "Uploaded pictures cannot be searched here.", { error: true });
   if (file.type && !file.type.startsWith("image/")) return say("That is not a picture.", { error: true });
   if (file.size > about.upload_bytes) {
@@ -396,7 +401,8 @@ async function start() {
     $("file").disabled = true;
     $("hint").textContent = `Uploaded pictures cannot be searched. ${about.by_picture_why ?? ""} You can search with any picture below and any point of the map.`;
   }
-  show();
+  if (early && about.by_picture) searchUpload(early);
+  else show();
   map.load(ask);
 }
 start();
