@@ -27,7 +27,11 @@ class State(NamedTuple):
     method: nn.Module
     optimiser: torch.optim.Optimizer
     losses: Tensor  # of this epoch
-    rng: Generator
+    rng: Generator  # of the method
+    crops: Generator  # of the training crops; the same object for runs of older versions
+
+
+CROPS = "rng.crops"
 
 
 def save(path: Path, state: State, about: Json) -> None:
@@ -36,6 +40,8 @@ def save(path: Path, state: State, about: Json) -> None:
     tensors = _state_of(state.model, state.method)
     tensors |= {f"optimiser.{i}.{k}": v for i, values in moments.items() for k, v in values.items() if v is not None}
     tensors |= {"losses": state.losses, "rng.own": state.rng.get_state(), "rng.cpu": torch.get_rng_state()}
+    if state.crops is not state.rng:
+        tensors[CROPS] = state.crops.get_state()
     if state.losses.is_cuda:
         tensors["rng.cuda"] = torch.cuda.get_rng_state(state.losses.device)
     write_tensors(path, tensors, about)
@@ -56,6 +62,8 @@ def restore(state: State, tensors: dict[str, Tensor]) -> None:
                 values[name] = torch.empty_like(parameter).copy_(value)
     state.losses.copy_(tensors["losses"])
     state.rng.set_state(tensors["rng.own"])
+    if CROPS in tensors:
+        state.crops.set_state(tensors[CROPS])
     torch.set_rng_state(tensors["rng.cpu"])
     if "rng.cuda" in tensors and state.losses.is_cuda:
         torch.cuda.set_rng_state(tensors["rng.cuda"], state.losses.device)

@@ -26,6 +26,7 @@ from nearkin.training.loop import Network, Training
 from nearkin.training.model import Ensemble, Model, build_embedder, embedding_dim
 from nearkin.training.optimiser import make_optimiser, parameter_groups, set_training
 from nearkin.training.plan import Plan, make_plan
+from nearkin.training.random_streams import drawing_from, stream_seed
 from nearkin.training.run_folder import RunFolder
 from nearkin.training.tracking import Tracker
 
@@ -72,17 +73,19 @@ def train_model(run: RunFolder, plan: Plan, *, resume: bool, reporter: Reporter)
     """Train one model, with `resume` from its last checkpoint if there is one; return the test set as it embeds it."""
     training, head_scale = build_training(run, plan, reporter=reporter)
     training.batches()  # refuses impossible batches before anything is written
+    resolved = _resolved(training) | {"head_scale": head_scale, "own_streams": True}
+    if resume and run.checkpoint.exists():
+        resolved = read_json(run.config).get("resolved", {})  # how the model was built, perhaps by an older version
+        training.restore()
     write_json(
         run.config,
         {
             "plan": dataclasses.asdict(plan),
             "method": str(training.method.spec),
             "space": training.method.ranked_in,
-            "resolved": _resolved(training) | {"head_scale": head_scale},
+            "resolved": resolved,
         },
     )
-    if resume:
-        training.restore()
     return training.train_to_end()
 
 
@@ -101,11 +104,7 @@ def _resolved(training: Training) -> Json:
 
 
 def build_training(run: RunFolder, plan: Plan, *, reporter: Reporter) -> tuple[Training, float]:
-    """Build all that the loop needs; return it with the factor by which the head was rescaled.
-
-    The order of the steps is the order in which they draw random numbers.
-    """
-    torch.manual_seed(plan.model_seed)
+    """Build all that the loop needs; return it with the factor by which the head was rescaled."""
     torch.backends.cudnn.benchmark = True  # every training step has the same shapes
     tracker = Tracker(run.path / "tensorboard" if plan.tensorboard else None, plan.select_by)
 
@@ -114,10 +113,13 @@ def build_training(run: RunFolder, plan: Plan, *, reporter: Reporter) -> tuple[T
         reporter.note(sentence)
     train_set, validation_set = training_images(plan, data)
 
-    objective = method(plan.method, classes=train_set.classes, dim=embedding_dim(plan), space=plan.space or None)
+    dim = embedding_dim(plan)
+    with drawing_from(plan.model_seed, "method"):
+        objective = method(plan.method, classes=train_set.classes, dim=dim, space=plan.space or None)
     if objective.needs_score and validation_set is None and plan.select != "test":
         raise NearkinError(f"{plan.method} needs the score of held-out classes: set select=validation.")
-    embedder = build_embedder(plan, objective.space)
+    with drawing_from(plan.model_seed, "network"):
+        embedder = build_embedder(plan, objective.space)
     embedder.to(torch.device(plan.device), memory_format=torch.channels_last)  # type: ignore[call-overload]
     model = Model(embedder, plan, train_set.names, space=objective.ranked_in)
     normalise = embedder.trunk.normalise
@@ -133,6 +135,7 @@ def build_training(run: RunFolder, plan: Plan, *, reporter: Reporter) -> tuple[T
     test = open_images(model, data.test, "test", reporter=reporter)
 
     head_scale = rescale_head(model, train.store)
+    torch.manual_seed(stream_seed(plan.model_seed, "training"))
     objective.bind(embedder)
     objective.to(model.device)
     objective.compiled = plan.compile

@@ -24,6 +24,7 @@ from nearkin.training.images import Embedded, OpenImages, embed_images, measure
 from nearkin.training.model import Model, autocast, embed_store
 from nearkin.training.optimiser import checks_without_progress, lr_factor, set_training
 from nearkin.training.plan import Plan
+from nearkin.training.random_streams import Stream, stream_seed
 from nearkin.training.run_folder import RunFolder
 from nearkin.training.tracking import Tracker
 
@@ -57,7 +58,8 @@ class Training:
         self.base_lr = [group["lr"] for group in self.optimiser.param_groups]
         self.per_epoch = steps_per_epoch(len(self.train.images), self.plan.batch)
         self.check_every = self.plan.check_every or self.per_epoch
-        self.rng = torch.Generator(self.device).manual_seed(self.plan.model_seed)
+        self.rng = self._generator("method")
+        self.crops = self._generator("crops")
         self.losses = torch.zeros(self.per_epoch, device=self.device)  # of this epoch; read at its end
         self.step = 0
         self.scores: list[float] = []  # of the checks
@@ -66,6 +68,9 @@ class Training:
         self.timed = False  # whether this epoch counts for them
         self.epoch_began = self.paused = self.shown = 0.0  # clocks: start of epoch, its checks, last status line
         self.kept = False  # a model was kept since the last checkpoint
+
+    def _generator(self, name: Stream) -> torch.Generator:
+        return torch.Generator(self.device).manual_seed(stream_seed(self.plan.model_seed, name))
 
     def train_to_end(self) -> Embedded:
         """Train from the current step to the end; measure the model that is kept and return the embedded test set."""
@@ -114,7 +119,7 @@ class Training:
     def _one_step(self, index: Tensor, pixels: Pixels) -> Tensor:
         self.optimiser.zero_grad()  # first: a compiled network reuses the memory of its gradients
         index = index.to(self.device, non_blocking=True)
-        images = self.augment(pixels, self.rng).contiguous(memory_format=torch.channels_last)
+        images = self.augment(pixels, self.crops).contiguous(memory_format=torch.channels_last)
         with autocast(self.device, self.plan.precision):
             x = self.network(images)
         step = Step(x, self.labels[index], self.model.embedder, images, index, self.rng)
@@ -241,7 +246,7 @@ class Training:
             write_snapshot(self.run, epoch, self.model.embedder, self.method, self.model.names)
 
     def _state(self) -> checkpoint.State:
-        return checkpoint.State(self.model.embedder, self.method, self.optimiser, self.losses, self.rng)
+        return checkpoint.State(self.model.embedder, self.method, self.optimiser, self.losses, self.rng, self.crops)
 
     def _save(self) -> None:
         """Write the checkpoint from which training resumes bit for bit."""
@@ -278,6 +283,8 @@ class Training:
                 f"This run was started with {threads} threads and resumes with {torch.get_num_threads()}: sums are "
                 "taken in another order, so the last digits may differ from an uninterrupted run."
             )
+        if checkpoint.CROPS not in tensors:  # in older versions method and crops drew from one generator
+            self.crops = self.rng
         checkpoint.restore(self._state(), tensors)
         self.step, self.scores, self.seconds = about["step"], about["scores"], about["seconds"]
         self.trained = (about["trained"][0], about["trained"][1])

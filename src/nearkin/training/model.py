@@ -23,6 +23,7 @@ from nearkin.networks.embedder import Embedder
 from nearkin.networks.timm_models import set_drop_path
 from nearkin.space import Space
 from nearkin.training.plan import Plan, make_plan, resolve_device
+from nearkin.training.random_streams import drawing_from
 from nearkin.training.run_folder import RunFolder
 
 View = Callable[[Pixels], Tensor]
@@ -184,13 +185,15 @@ def load_untrained(run: str | Path, *, device: str = "auto") -> Model:
         return join_models([load_untrained(part.path, device=device) for part in parts])
     config, (_, about) = read_json(folder.config), read_tensors(folder.model)
     plan = make_plan({**config["plan"], "device": device, "precision": "auto"}, {})
-    with torch.random.fork_rng():
-        torch.manual_seed(plan.model_seed)
-        method(plan.method, classes=len(about["names"]), dim=plan.dim)  # draws random numbers before the network does
+    resolved = config.get("resolved", {})
+    with drawing_from(plan.model_seed, "network"):
+        if not resolved.get("own_streams"):  # in older versions the method drew first, from one stream for both
+            torch.default_generator.manual_seed(plan.model_seed)
+            method(plan.method, classes=len(about["names"]), dim=embedding_dim(plan))
         embedder = build_embedder(plan, config["space"])
     if embedder.head.linear is not None:
         with torch.no_grad():
-            embedder.head.linear.weight *= config.get("resolved", {}).get("head_scale", 1.0)  # missing in older runs
+            embedder.head.linear.weight *= resolved.get("head_scale", 1.0)
     return Model(embedder.to(plan.device).eval(), plan, about["names"])
 
 
