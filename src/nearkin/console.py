@@ -193,6 +193,14 @@ def terminal(tables: Sequence[PrintedTable]) -> Group:
     return Group(*(part for table in tables for part in (table, Text(""))))
 
 
+def plain_table(header: Sequence[str], cells: Sequence[Sequence[str]]) -> str:
+    """A left-aligned table as lines of text. No cell is ever broken or cut: a narrow terminal wraps the lines."""
+    rows = [header, *cells]
+    widths = [max(map(cell_len, column)) for column in zip(*rows, strict=True)]
+    padded = ((cell + " " * (width - cell_len(cell)) for cell, width in zip(row, widths, strict=True)) for row in rows)
+    return "\n".join((" " * GAP).join(row).rstrip() for row in padded)
+
+
 def markdown_table(header: Sequence[str], cells: Sequence[Sequence[str]], *, text: bool = False) -> str:
     """A table in Markdown: numbers right-aligned, or with `text` all columns left-aligned."""
     rule = ["---", *("---" if text else "---:" for _ in header[1:])]

@@ -1,6 +1,7 @@
 """Index images with the command, and its errors."""
 
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,7 @@ from made import make_images, make_run
 from PIL import Image
 
 from nearkin.files import read_json
-from nearkin.search.index import open_index
+from nearkin.search.index import create_index, open_index
 
 
 def test_index_adds_changes_and_prunes(collection, command, tmp_path):
@@ -54,6 +55,20 @@ def test_index_prints_recall_of_approximate_index(collection, command, monkeypat
     assert code == 0, err
     assert "Recall@10 of the hnsw index against an exact search: 1.000 (12 of its own images as queries)." in out
     assert open_index(where).meta["recall"] == {"value": 1.0, "k": 10, "queries": 12}
+
+
+def test_missing_faiss_is_named_before_images_are_embedded(collection, command, monkeypatch, tmp_path):
+    pytest.importorskip("faiss")
+    create_index(tmp_path / "old", dim=8, space="cosine", kind="hnsw", run=collection / "run")
+    monkeypatch.setitem(sys.modules, "faiss", None)
+    monkeypatch.setattr("nearkin.search.build.fill", lambda *_, **__: pytest.fail("images were embedded"))
+    for where in ("old", "new"):
+        code, _, err = command(
+            "index", collection / "run", collection / "pictures", "-o", tmp_path / where, "--kind", "hnsw"
+        )
+        assert code == 2
+        assert "needs faiss: pip install 'nearkin[search]'" in err
+    assert not (tmp_path / "new").exists()
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,11 @@
 """What a search finds, and how the command prints it."""
 
+import csv
+import io
 import json
 import os
 import re
+from pathlib import Path
 
 import numpy as np
 from made import make_ensemble
@@ -14,7 +17,7 @@ from nearkin.data.image_files import list_images
 from nearkin.files import read_json
 from nearkin.search.build import index_images
 from nearkin.search.index import open_index
-from nearkin.search.query import search_images, threshold_of
+from nearkin.search.query import printed, search_images, threshold_of
 from nearkin.serve import make_app
 
 
@@ -76,24 +79,61 @@ def test_cross_validation_folder_can_be_embedded_indexed_and_searched(collection
     assert "another model" in err
 
 
-def test_search_prints_table_json_and_page(collection, command, tmp_path):
+def test_search_prints_tables_csv_and_json(collection, command, monkeypatch, tmp_path):
     query = collection / "pictures" / "class 1" / "2.png"
     code, out, err = command("search", collection / "index", query, "-k", 3)
     assert (code, err) == (0, "")
-    assert len(re.findall(r"class 1/\d.png +class 1 +[01]\.\d{4}", out)) == 3, out
+    assert len(re.findall(r"[01]\.\d{4} +class 1 .*class 1/\d.png\n", out)) == 3, out
+    assert "other label" not in out
     assert "Same class: a similarity of" in out
     code, out, _ = command("search", collection / "index", query, "--label", "class 0", "--json")
     answer = json.loads(out)["queries"][0]
-    assert answer["path"] == str(query)
+    assert (answer["path"], answer["label"]) == (str(query), "class 1")
     assert [hit["label"] for hit in answer["hits"]] == ["class 0"] * 4
     assert set(answer["hits"][0]) == {"id", "path", "label", "similarity", "kin"}
-    page = tmp_path / "page.html"
+    assert command("search", collection / "index", query, "--label", "class 0", "--format", "json")[1] == out
+    code, out, err = command("search", collection / "index", query, "-k", 5, "--format", "csv")
+    rows = list(csv.DictReader(io.StringIO(out)))
+    assert [row["rank"] for row in rows] == list("12345")
+    assert {(row["query"], row["query_label"]) for row in rows} == {(str(query), "class 1")}
+    assert all(Path(row["path"]).parent.name == row["label"] for row in rows)
+    assert {row["same_class"] for row in rows} <= {"yes", "no"}
+    assert "Same class: a similarity of" in err
+    assert command("search", collection / "index", query, "--format", "csv", "--json")[0] == 2
+
+
+def test_tables_of_a_narrow_terminal_do_not_break_paths(collection, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "40")
+    pictures = [collection / "pictures" / "class 1" / f"{n}.png" for n in range(3)]
+    found, _ = search_images(open_index(collection / "index"), nk.load(collection / "run"), list_images(pictures), k=9)
+    for answer in found:
+        header, *rows = printed(answer).splitlines()[1:]
+        assert [row.endswith(hit.path) for row, hit in zip(rows, answer.hits, strict=True)] == [True] * 9
+        assert ["other label" in row for row in rows] == [hit.label != "class 1" for hit in answer.hits]
+        assert {row.index(hit.path) for row, hit in zip(rows, answer.hits, strict=True)} == {header.index("path")}
+
+
+def test_label_of_a_query_comes_from_the_index_or_from_its_folder(collection, tmp_path):
+    index, model = open_index(collection / "index"), nk.load(collection / "run")
+    for folder in ("class 2", "monday"):
+        (tmp_path / folder).mkdir()
+        Image.new("RGB", (40, 40)).save(tmp_path / folder / "new.png")
+    known = collection / "pictures" / "class 1" / "2.png"
+    found, _ = search_images(index, model, list_images([known, tmp_path]), k=2)
+    assert [answer.label for answer in found] == ["class 1", "class 2", None]
+    assert found[2].same_label == [None, None]
+
+
+def test_page_of_results_marks_labels_and_needs_no_other_file(collection, command, tmp_path):
+    query, page = collection / "pictures" / "class 1" / "2.png", tmp_path / "page.html"
     code, out, _ = command("search", collection / "index", query, "-k", 5, "--html", page)
     assert str(page) in out
     text = page.read_text()
     assert text.count("data:image/") == 6
-    assert not re.search(r'(src|href)="(?!data:)', text)
+    assert not re.search(r'(src|href)="(?!data:|#)', text)
     assert "<script" not in text
+    assert text.count('<li class="right"') == 3
+    assert text.count('<li class="wrong"') == 2
 
 
 def test_page_escapes_names(collection, command, tmp_path):
@@ -119,7 +159,7 @@ def test_names_that_are_not_utf8_are_printed_escaped(collection, command, tmp_pa
     page = tmp_path / "page.html"
     code, out, err = command("search", tmp_path / "index", collection / "pictures" / "class 1", "--html", page)
     assert (code, err) == (0, "")
-    assert re.search(r"caf\\xe9/\\xff\.png +caf\\xe9 ", out)
+    assert re.search(r" caf\\xe9 .*caf\\xe9/\\xff\.png\n", out)
     assert "caf\\xe9/\\xff.png" in page.read_text()
     code, out, _ = command("search", tmp_path / "index", collection / "pictures" / "class 1", "--json")
     assert json.loads(out)["queries"][0]["hits"][0]["path"] == str(odd)  # exact

@@ -1,14 +1,12 @@
 """Commands from images to a search page: embed, index, calibrate, search, serve."""
 
 import json
+import sys
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
-from rich.console import Console
-
-from nearkin.cli.options import DeviceOption, IndexArgument, JsonOption, MovedRunOption, RunArgument, progress_reporter
-from nearkin.console import PrintedTable
+from nearkin.cli.options import DeviceOption, IndexArgument, MovedRunOption, RunArgument, progress_reporter
 from nearkin.errors import NearkinError, above_zero
 
 app = typer.Typer()
@@ -112,14 +110,15 @@ def search(
     k: Annotated[int, typer.Option("-k", min=1, help="Number of items to find per image.")] = 10,
     label: Annotated[list[str] | None, typer.Option(help="Only items of this label; repeatable.")] = None,
     html: Annotated[Path | None, typer.Option(help="Also write an HTML page with the pictures.")] = None,
-    as_json: JsonOption = False,
+    form: Annotated[Literal["table", "csv", "json"], typer.Option("--format", help="Format of the results.")] = "table",
+    as_json: Annotated[bool, typer.Option("--json", help="The same as --format json.")] = False,
     run: MovedRunOption = None,
     device: DeviceOption = "auto",
 ) -> None:
-    """Find the items nearest to images, as a table, an HTML page or JSON."""
+    """Find the items nearest to images, as tables, csv or JSON, and as an HTML page."""
     from nearkin.data.image_files import list_images
     from nearkin.data.pixels.decode import describe_bad_images, describe_misnamed, none_usable
-    from nearkin.report.page import search_page
+    from nearkin.report.search_results import search_page
     from nearkin.search.index import open_index
     from nearkin.search.index.engines import without_password
     from nearkin.search.names import escape_name
@@ -127,13 +126,15 @@ def search(
         as_records,
         check_labels,
         model_of,
-        rows_of,
+        printed,
         search_images,
-        shown,
         threshold_of,
         threshold_words,
+        write_csv,
     )
 
+    if as_json and form == "csv":
+        raise NearkinError("--json is short for --format json: leave out --json or --format csv.")
     found = list_images(images)
     with open_index(index) as opened:
         check_labels(opened, label or ())
@@ -142,23 +143,22 @@ def search(
         answers, bad = search_images(opened, model, found, k=k, labels=label, run=run)
     if not answers:
         raise none_usable(bad, len(found))
+    title = f"Search in {without_password(index)}"
     if html is not None:
-        html.write_text(
-            search_page(answers, title=f"Search in {without_password(index)}", note=threshold_words(threshold))
-        )
-    if as_json:
+        html.write_text(search_page(answers, title=title, note=threshold_words(threshold)), encoding="utf-8")
+    if as_json or form == "json":
         print(json.dumps(as_records(answers, bad, threshold), indent=2))
         return
-    console = Console()
-    for answer in answers:
-        header = ["path", "label", "similarity", ""]
-        console.print(PrintedTable(shown(answer.query), header, rows_of(answer), text=True))
-        console.print()
+    if form == "csv":
+        write_csv(answers, sys.stdout)
+    for answer in answers if form == "table" else ():
+        print(f"{printed(answer)}\n")
     misnamed = describe_misnamed(Path(image.path) for image in found)
+    notes = sys.stdout if form == "table" else sys.stderr  # csv is often read by a program
     for line in (*describe_bad_images(bad, len(found)), *misnamed, threshold_words(threshold)):
-        print(escape_name(line))
+        print(escape_name(line), file=notes)
     if html is not None:
-        print(f"Pictures: {html}")
+        print(f"Pictures: {html}", file=notes)
 
 
 @app.command()

@@ -1,9 +1,10 @@
-"""Pieces of a page: escaped text, tables that scroll and can be sorted, embedded pictures."""
+"""A page and its pieces: escaped text, tables that scroll and can be sorted, embedded pictures."""
 
 import base64
 import html
 import io
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 from PIL import Image
 
@@ -13,6 +14,9 @@ from nearkin.search.names import escape_name
 
 SIDE = 112  # pixels: longest side of a thumbnail
 SMALL = 64  # pixels: pictures up to this side are PNG, and enlarged without smoothing
+
+POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
+"""The browser refuses to load anything that is not inside the page."""
 
 
 class Html(str):
@@ -29,6 +33,27 @@ def escape(text: object) -> Html:
 def join(parts: Iterable[Html]) -> Html:
     """Concatenate pieces."""
     return Html("".join(parts))
+
+
+def document(title: str, summary: Html, body: Html, *, nav: Html, command: str, script: bool = False) -> str:
+    """A whole page: its head, the style of a report, a heading with a summary, links to its sections, the sections."""
+    ending = f"<script>{_asset('page.js')}</script>\n" if script else ""
+    return (
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f'<title>{escape(title)}</title>\n<link rel="icon" href="data:,">\n'
+        f"<style>{_asset('page.css')}</style>\n</head>\n<body>\n"
+        '<a class="skip" href="#main">Skip to content</a>\n<div class="page">\n'
+        f"<header><h1>{escape(title)}</h1>{summary}</header>\n{nav}"
+        f'<main id="main">{body}</main>\n'
+        f"<footer>Written by {escape(command)}. The page needs no other file.</footer>\n"
+        f"</div>\n{ending}</body>\n</html>\n"
+    )
+
+
+def _asset(name: str) -> str:
+    return (Path(__file__).parent / name).read_text(encoding="utf-8")
 
 
 def paragraph(text: str, kind: str = "") -> Html:

@@ -1,24 +1,18 @@
-"""Pages that need no other file and no network: the report of runs, and the results of a search."""
+"""The report of runs: a page that needs no other file and no network."""
 
 from collections.abc import Sequence
 from pathlib import Path
 
-import torch
-
 from nearkin.console import Reporter
-from nearkin.data.images import Images, counted, listed
+from nearkin.data.images import counted, listed
 from nearkin.files import atomic_file
 from nearkin.report import picture_sections as pictures
 from nearkin.report import sections
 from nearkin.report.comparison import intervals
-from nearkin.report.html import Html, Thumbnails, escape, join
+from nearkin.report.html import Html, Thumbnails, document, escape, join
 from nearkin.report.maps import POINTS
 from nearkin.report.measured_runs import MAIN_METRICS, MeasuredRun, by_method
 from nearkin.report.sections import ReportData, Section
-from nearkin.search.query import Answer
-
-# The browser refuses to load anything that is not inside the page.
-POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
 
 
 def write_page(
@@ -88,49 +82,5 @@ def _page(title: str, summary: Html, made: Sequence[Section]) -> str:
         )
         for section in made
     )
-    return (
-        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f'<title>{escape(title)}</title>\n<link rel="icon" href="data:,">\n'
-        f"<style>{_asset('page.css')}</style>\n</head>\n<body>\n"
-        '<a class="skip" href="#main">Skip to content</a>\n<div class="page">\n'
-        f"<header><h1>{escape(title)}</h1>{summary}</header>\n"
-        f'<nav aria-label="Sections"><ul>{links}</ul></nav>\n'
-        f'<main id="main">{body}</main>\n'
-        "<footer>Written by nearkin report. The page needs no other file.</footer>\n"
-        f"</div>\n<script>{_asset('page.js')}</script>\n</body>\n</html>\n"
-    )
-
-
-def _asset(name: str) -> str:
-    return (Path(__file__).parent / name).read_text(encoding="utf-8")
-
-
-def search_page(answers: Sequence[Answer], *, title: str, note: str) -> str:
-    """A page of queries with their hits, best first; a bar marks hits above the threshold."""
-    paths = list(dict.fromkeys(p for a in answers for p in (a.query, *(hit.path for hit in a.hits))))
-    thumbnails = Thumbnails(Images([Path(p) for p in paths], torch.zeros(len(paths), dtype=torch.int64), ("",)))
-    row = {path: number for number, path in enumerate(paths)}
-    sections = join(_answer_section(answer, thumbnails, row) for answer in answers)
-    return (
-        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<style>{_asset('search.css')}</style></head>\n"
-        f"<body><main><h1>{escape(title)}</h1><p>{escape(note)}</p>\n{sections}</main></body></html>\n"
-    )
-
-
-def _answer_section(answer: Answer, thumbnails: Thumbnails, row: dict[str, int]) -> Html:
-    items = [Html(f'<li class="query">{thumbnails.image(row[answer.query], "the query")}the query</li>')]
-    for hit, match in zip(answer.hits, answer.same_class, strict=True):
-        name = Path(hit.path).name
-        picture = thumbnails.image(row[hit.path], name)
-        words = f"{escape(hit.label or '')}<br>{hit.similarity:.3f}{', same class' if match else ''}"
-        items.append(
-            Html(
-                f'<li class="{"match" if match else "hit"}" title="{escape(hit.path)}">{picture}{words}'
-                f"<br><small>{escape(name)}</small></li>"
-            )
-        )
-    return Html(f"<section><h2>{escape(answer.query)}</h2><ol>{join(items)}</ol></section>\n")
+    nav = Html(f'<nav aria-label="Sections"><ul>{links}</ul></nav>\n')
+    return document(title, summary, body, nav=nav, command="nearkin report", script=True)

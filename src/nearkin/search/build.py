@@ -50,6 +50,7 @@ def index_images(
             raise NearkinError(
                 f"The index {where} is {index.kind}, not {kind}: leave --kind out, or create another index."
             )
+        index.check_build()  # before the work
         filled = fill(index, model, images, reporter=reporter)
         removed = index.remove(_without_file(index)) if prune else 0
         if not len(index):

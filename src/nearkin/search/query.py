@@ -1,13 +1,16 @@
 """Search an index with images: its model, its similarity threshold, and the hits as tables and records."""
 
+import csv
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TextIO
 
 import numpy as np
 from torch import Tensor
 
+from nearkin.console import plain_table
 from nearkin.data.image_files import ImageFile
 from nearkin.data.pixels.decode import BadImage
 from nearkin.errors import NearkinError
@@ -15,7 +18,7 @@ from nearkin.files import Json, read_json
 from nearkin.search.calibrate import FILE
 from nearkin.search.embed import embed_chunk, read_chunks
 from nearkin.search.index import Hit, Index
-from nearkin.search.index.base import Floats
+from nearkin.search.index.base import Floats, NoItem
 from nearkin.search.names import escape_name
 from nearkin.spec import nearest
 from nearkin.training.model import Model, fingerprint, load
@@ -37,6 +40,12 @@ class Answer(NamedTuple):
     query: str  # its path
     hits: list[Hit]
     same_class: list[bool | None]  # whether each hit reaches the threshold; None without one
+    label: str | None = None  # of the query, if known
+
+    @property
+    def same_label(self) -> list[bool | None]:
+        """Whether each hit has the label of the query; None if either has none."""
+        return [None if None in (self.label, hit.label) else hit.label == self.label for hit in self.hits]
 
 
 def model_of(index: Index, *, run: str | Path | None = None, device: str = "auto") -> Model:
@@ -140,6 +149,7 @@ def search_images(
     """
     threshold = threshold_of(index, run)
     among = None if labels is None else tuple(labels)
+    known = frozenset(index.label_names()) if any(image.label is not None for image in images) else frozenset()
     answers: list[Answer] = []
     bad: list[BadImage] = []
     for chunk in read_chunks(model, images):
@@ -151,8 +161,16 @@ def search_images(
         for image, hits in zip(chunk.images, search_queries(index, queries), strict=True):
             if isinstance(hits, NearkinError):
                 raise hits
-            answers.append(Answer(image.path, hits, [same_class(hit, threshold) for hit in hits]))
+            same = [same_class(hit, threshold) for hit in hits]
+            answers.append(Answer(image.path, hits, same, _label_of(image, index, known)))
     return answers, bad
+
+
+def _label_of(image: ImageFile, index: Index, known: Collection[str]) -> str | None:
+    """The label of a query: that of the same file in the index, else its folder's if the index has such a label."""
+    with suppress(NoItem, UnicodeEncodeError):  # some stores hold only UTF-8
+        return index.item(image.path).label
+    return image.label if image.label in known else None
 
 
 def same_class(hit: Hit, threshold: Json | None) -> bool | None:
@@ -170,12 +188,30 @@ def threshold_words(threshold: Json | None) -> str:
     )
 
 
-def rows_of(answer: Answer) -> list[list[str]]:
-    """The hits as rows of a table."""
-    return [
-        [shown(hit.path), escape_name(hit.label or ""), f"{hit.similarity:.4f}", "same class" if same else ""]
-        for hit, same in zip(answer.hits, answer.same_class, strict=True)
+def printed(answer: Answer) -> str:
+    """The query and a table of its hits. Paths come last and are never broken, so that they can be copied."""
+    label = "" if answer.label is None else f" ({escape_name(answer.label)})"
+    rows = [
+        [f"{hit.similarity:.4f}", escape_name(hit.label or ""), _verdict(same, alike), shown(hit.path)]
+        for hit, same, alike in zip(answer.hits, answer.same_class, answer.same_label, strict=True)
     ]
+    return f"{shown(answer.query)}{label}\n{plain_table(['similarity', 'label', '', 'path'], rows)}"
+
+
+def _verdict(same: bool | None, alike: bool | None) -> str:
+    return ", ".join((["same class"] if same else []) + (["other label"] if alike is False else []))
+
+
+def write_csv(answers: Sequence[Answer], file: TextIO) -> None:
+    """Write the hits as CSV, one row per hit, best first. Bytes of names that are not UTF-8 are escaped."""
+    rows = csv.writer(file, lineterminator="\n")
+    rows.writerow(["query", "query_label", "rank", "path", "label", "similarity", "same_class"])
+    for answer in answers:
+        query = [escape_name(answer.query), escape_name(answer.label or "")]
+        for rank, (hit, same) in enumerate(zip(answer.hits, answer.same_class, strict=True), start=1):
+            verdict = "" if same is None else "yes" if same else "no"
+            found = [escape_name(hit.path), escape_name(hit.label or ""), f"{hit.similarity:.6f}", verdict]
+            rows.writerow([*query, rank, *found])
 
 
 def as_records(answers: Sequence[Answer], bad: Sequence[BadImage], threshold: Json | None) -> Json:
@@ -183,7 +219,7 @@ def as_records(answers: Sequence[Answer], bad: Sequence[BadImage], threshold: Js
     queries = []
     for answer in answers:
         hits = [{**hit._asdict(), "kin": same} for hit, same in zip(answer.hits, answer.same_class, strict=True)]
-        queries.append({"path": answer.query, "hits": hits})
+        queries.append({"path": answer.query, "label": answer.label, "hits": hits})
     unusable = [{"path": str(image.path), "reason": image.reason} for image in bad]
     return {"queries": queries, "unusable": unusable, "threshold": threshold}
 

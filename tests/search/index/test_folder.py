@@ -551,6 +551,7 @@ def test_faiss_results_do_not_depend_on_its_torch_patches(tmp_path):
 
 
 def test_too_few_items_are_searched_exactly(tmp_path):
+    pytest.importorskip("faiss")
     index = filled(tmp_path / "i", count=50, kind="ivfpq")
     index.build()
     assert index.meta["recall"] is None
@@ -558,6 +559,7 @@ def test_too_few_items_are_searched_exactly(tmp_path):
 
 
 def test_without_faiss_an_error_says_how_to_install_it(tmp_path, monkeypatch):
+    pytest.importorskip("faiss")
     index = filled(tmp_path / "i", count=1000, kind="hnsw")
     monkeypatch.setitem(sys.modules, "faiss", None)
     with pytest.raises(NearkinError, match=r"pip install 'nearkin\[search\]'"):

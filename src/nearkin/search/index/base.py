@@ -225,6 +225,9 @@ class Index(ABC):
         known = {"value": round(value, 4), "k": len(truth.hits[0]), "queries": len(truth.ids)}
         self.remember(effort=effort, recall=known)
 
+    def check_build(self) -> None:  # noqa: B027 (most engines build by themselves)
+        """Raise if a package that `build` needs is missing."""
+
     @abstractmethod
     def _build(self) -> bool:
         """Build what speeds up a search; False if an exact search is faster."""

@@ -8,7 +8,7 @@ import numpy as np
 
 from nearkin.errors import NearkinError
 from nearkin.files import write_lock
-from nearkin.search.index.approximate import MIN_ITEMS, Graph, make_graph, read_graph, write_graph
+from nearkin.search.index.approximate import MIN_ITEMS, Graph, import_faiss, make_graph, read_graph, write_graph
 from nearkin.search.index.base import Batch, Floats, Hit, Index, Item, Items, Meta
 from nearkin.search.index.exact import Ints, rescore, search_exact
 from nearkin.search.index.segments import (
@@ -43,6 +43,8 @@ class FolderIndex(Index):
     @classmethod
     def create(cls, folder: str | Path, meta: Meta) -> "FolderIndex":
         """Create an empty index in a new folder."""
+        if meta["kind"] != "exact":
+            import_faiss()  # raises before the folder is made and images are embedded
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         with write_lock(folder):
@@ -170,6 +172,10 @@ class FolderIndex(Index):
             if self._read_graph is None or self._read_graph[0] != known["file"]:
                 self._read_graph = known["file"], read_graph(self.folder, known, self.kind)
             return self._read_graph[1]
+
+    def check_build(self) -> None:
+        if self.kind != "exact":
+            import_faiss()
 
     def _build(self) -> bool:
         with self._lock, write_lock(self.folder):
