@@ -77,16 +77,56 @@ def test_version_is_that_of_the_package():
     assert nearkin("--version").stdout == f"nearkin {project['version']}\n"
 
 
-def test_ctrl_c_says_how_to_continue(monkeypatch, capsys):
-    def interrupted(**_):
-        raise KeyboardInterrupt
+def interrupted(*_args, **_settings):
+    raise KeyboardInterrupt
 
-    monkeypatch.setattr(sys.modules["nearkin.training.launch"], "train", interrupted)
-    monkeypatch.setattr(sys, "argv", ["nearkin", "train"])
+
+@pytest.mark.parametrize(
+    ("arguments", "where", "said"),
+    [
+        (["train", *TINY], "loop.Training._one_step", "To continue: nearkin train --resume --out runs/glyphs-"),
+        (["cv", "--out", "a b", *TINY], "loop.Training._one_step", "To continue: nearkin cv --resume --out 'a b'"),
+        (["train", *TINY], "launch.open_images", "Stopped before training began: nothing was written."),
+        (["eval", "run"], "measure_run.measure_run", "Run the same command again to continue."),
+    ],
+)
+def test_ctrl_c_says_how_to_continue(arguments, where, said, tmp_path, monkeypatch, capsys):
+    module, _, name = where.partition(".")
+    target, _, attribute = f"nearkin.training.{module}.{name}".rpartition(".")
+    monkeypatch.setattr(f"{target}.{attribute}", interrupted)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["nearkin", *arguments])
     with pytest.raises(SystemExit) as stopped:
         main()
     assert stopped.value.code == 130
-    assert "--resume --out" in capsys.readouterr().err
+    printed = capsys.readouterr().err
+    assert said in printed
+    folders = sorted(Path().glob("runs/*")) or sorted(Path().glob("a b"))
+    assert len(folders) == ("--resume" in said)
+    assert all(str(folder) in printed for folder in folders)
+
+
+@pytest.mark.parametrize("command", [[], ["methods"], ["train"]])
+def test_help_is_not_cut_in_a_narrow_terminal(command, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr(sys, "argv", ["nearkin", *command, "--help"])
+    with pytest.raises(SystemExit):
+        main()
+    printed = capsys.readouterr().out
+    assert not [line for line in printed.splitlines() if line.endswith("...") and "Usage" not in line]
+    assert max(map(len, printed.splitlines())) <= 80
+
+
+@pytest.mark.parametrize(
+    ("flag", "hint"),
+    [("--learning-rate", "Did you mean --lr?"), ("--ephocs", "Did you mean --epochs?"), ("--zzz", "train --help.")],
+)
+def test_an_unknown_flag_gets_a_hint(flag, hint, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["nearkin", "train", flag, "3"])
+    with pytest.raises(SystemExit) as stopped:
+        main()
+    assert stopped.value.code == 2
+    assert capsys.readouterr().err.endswith(f"{hint}\n")
 
 
 def test_help_shows_every_setting_with_its_default():

@@ -1,11 +1,13 @@
 """The command line: one module per group of commands. An error is one sentence and exit code 2."""
 
+import difflib
 import sys
 from typing import Annotated, Any, NoReturn
 
 import typer
 
 from nearkin.cli import benchmark, search, studies, training
+from nearkin.cli.options import Commands, Stopped
 from nearkin.errors import NearkinError
 from nearkin.files import VERSION
 
@@ -16,6 +18,7 @@ INTERRUPTED = 130
 """The exit code after Ctrl-C; typer itself may turn the interrupt into it."""
 
 app = typer.Typer(
+    cls=Commands,
     help="Deep metric learning: train embedding models, measure them on unseen classes, search with them.",
     add_completion=False,
     rich_markup_mode=None,
@@ -49,16 +52,34 @@ def main() -> None:
     except OSError as error:
         _fail(f"{error.strerror or error}: {error.filename or 'a file'}; choose another path.")
     except ClickException as error:
-        _fail(" ".join(error.format_message().split()))
+        _fail(_flag_hint(error) or " ".join(error.format_message().split()))
+    except Stopped as stopped:
+        print(f"nearkin: {stopped}", file=sys.stderr)
+        sys.exit(INTERRUPTED)
     except (KeyboardInterrupt, typer.Abort):
         code = INTERRUPTED
     if code == INTERRUPTED:
-        print(
-            "nearkin: Stopped. Run the same command again to continue; resume a training run with nearkin train "
-            "--resume --out FOLDER.",
-            file=sys.stderr,
-        )
+        print("nearkin: Stopped. Run the same command again to continue.", file=sys.stderr)
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _flag_hint(error: Any) -> str:
+    """Return a sentence on an unknown flag that names the nearest one, by its name or by its help; else nothing."""
+    unknown, context = getattr(error, "option_name", None), getattr(error, "ctx", None)
+    if unknown is None or context is None:
+        return ""
+    flags = {name: option for option in context.command.params for name in option.opts if name.startswith("--")}
+    close = difflib.get_close_matches(unknown, flags, n=1)
+    if not close:
+        said = unknown.strip("-").replace("-", " ").lower()
+        found = {name: _help_of(option).find(said) for name, option in flags.items()}
+        close = sorted((name for name, place in found.items() if place >= 0), key=lambda name: found[name])
+    hint = f"Did you mean {close[0]}?" if close else f"See {context.command_path} --help."
+    return f"There is no flag {unknown}. {hint}"
+
+
+def _help_of(option: Any) -> str:
+    return (getattr(option, "help", None) or "").replace("-", " ").lower()
 
 
 def _fail(sentence: str) -> NoReturn:

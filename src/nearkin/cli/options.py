@@ -2,11 +2,15 @@
 
 import dataclasses
 import inspect
+import shlex
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, get_origin, get_type_hints
 
 import typer
 from rich.console import Console
+from typer.core import TyperGroup
 
 from nearkin.console import Reporter
 from nearkin.networks.backbones import backbone_settings
@@ -22,6 +26,35 @@ TestDataOption = Annotated[
 ]
 MovedDataOption = Annotated[str | None, typer.Option(help="New location of the run's data set, if it was moved.")]
 MovedRunOption = Annotated[Path | None, typer.Option(help="Folder of the run that made the index, if it was moved.")]
+
+
+class Commands(TyperGroup):
+    """A group of commands whose help shows the whole first sentence of each, however narrow the terminal."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write the names of all commands with what they do."""
+        commands = ((name, self.get_command(ctx, name)) for name in self.list_commands(ctx))
+        rows = [(name, command.get_short_help_str(limit=1000)) for name, command in commands if command is not None]
+        with formatter.section("Commands"):
+            formatter.write_dl(rows)
+
+
+class Stopped(Exception):
+    """A command was interrupted; the text says how to continue."""
+
+
+@contextmanager
+def resumable(command: str) -> Iterator[None]:
+    """Turn an interrupt during a run into `Stopped`, which names the command that resumes the run."""
+    from nearkin.training.launch import Interrupted
+
+    try:
+        yield
+    except Interrupted as interrupt:
+        if interrupt.folder is None:
+            raise Stopped("Stopped before training began: nothing was written.") from None
+        resume = f"nearkin {command} --resume --out {shlex.quote(str(interrupt.folder))}"
+        raise Stopped(f"Stopped. To continue: {resume}") from None
 
 
 def progress_reporter() -> Reporter:

@@ -94,7 +94,7 @@ def geometry(
 
     reporter = progress_reporter()
     header, cells = geometry_rows(runs, data=data, device=device, reporter=reporter)
-    Console().print(PrintedTable("Unseen classes", header, cells))
+    Console().print(PrintedTable("Test classes", header, cells))
     for run in runs:
         if lengths := sub_problems(run):
             print(draw_sub_problems(lengths, run / "sub_problems.png"))

@@ -9,22 +9,26 @@ from rich.console import Console
 from rich.markup import escape
 
 from nearkin.cli.options import (
+    Commands,
     DeviceOption,
     JsonOption,
     RunArgument,
     TestDataOption,
     changed_settings,
     progress_reporter,
+    resumable,
     with_plan_flags,
 )
 from nearkin.console import PrintedTable, Reporter, score_cells
 from nearkin.data.datasets import dataset_names
 from nearkin.errors import NearkinError
-from nearkin.files import read_json
+from nearkin.files import Json, read_json
 from nearkin.training.run_folder import CHOSEN, RunFolder
 
 app = typer.Typer()
-methods_app = typer.Typer(help="List the methods, or show what the paper of one says.", invoke_without_command=True)
+methods_app = typer.Typer(
+    cls=Commands, help="List the methods, or show what the paper of one says.", invoke_without_command=True
+)
 app.add_typer(methods_app, name="methods")
 
 
@@ -38,7 +42,7 @@ def train(
     ] = False,
     **settings: Any,
 ) -> None:
-    """Train a model and measure it on unseen classes; without options, on the embedded glyphs."""
+    """Train a model and measure it on the test classes of its data; without options, on the embedded glyphs."""
     from nearkin.report.picture_sheets import neighbour_sheet
     from nearkin.training.images import Embedded
     from nearkin.training.launch import train as run_training
@@ -47,7 +51,8 @@ def train(
     reporter = Reporter(Console())
     tested: list[Embedded] = []
     chosen = changed_settings(settings)
-    run = run_training(out=out, resume=resume, reporter=reporter, after_test=tested.append, **chosen)
+    with resumable("train"):
+        run = run_training(out=out, resume=resume, reporter=reporter, after_test=tested.append, **chosen)
     _show_result(run)
     if not tested:  # the run was finished before
         device = read_json(run.config)["plan"]["device"]
@@ -60,12 +65,19 @@ def _show_result(run: RunFolder) -> None:
     result = read_json(run.result)
     rows = {"before training": result["before"], read_json(run.config)["plan"]["method"]: result["scores"]}
     console = Console()
-    console.print(PrintedTable("Unseen classes, percent", *score_cells(rows)))
+    console.print(PrintedTable(_scores_title(result), *score_cells(rows)))
     speed = result["images_per_second"]
     timing = f"{speed:,.0f} images/s" if speed else "no whole epoch was timed"
     queries = _queries(result["queries"], result["left_out"])
     console.print(f"{queries}; kept: {_kept(result['select'])}; {result['seconds']:.0f} s, {timing}.", highlight=False)
     console.print(f"Run folder: {escape(str(run.path))}", highlight=False)
+
+
+def _scores_title(result: Json) -> str:
+    from nearkin.training.images import SeenClasses
+
+    tested = result.get("test_classes")  # older runs did not count them
+    return f"{SeenClasses(**tested).title if tested else 'Test classes'}, percent"
 
 
 def _queries(count: int, left_out: int) -> str:
@@ -95,9 +107,10 @@ def evaluate(
     select = read_json(RunFolder(run).config)["plan"]["select"]
     if as_json:
         found = {"scores": scores, "queries": scores.queries, "left_out": scores.left_out, "select": select}
+        found["test_classes"] = scores.tested._asdict()
         print(json.dumps(found))
         return
-    Console().print(PrintedTable("Unseen classes, percent", *score_cells({str(run): scores})))
+    Console().print(PrintedTable(f"{scores.tested.title}, percent", *score_cells({str(run): scores})))
     print(f"{_queries(scores.queries, scores.left_out)}; kept: {_kept(select)}.")
 
 
@@ -116,16 +129,17 @@ def cv(
 ) -> None:
     """Cross-validate over classes: four models (--folds), each choosing its epoch on the quarter it holds out.
 
-    All are tested on unseen classes, one by one and with their embeddings concatenated. nearkin eval OUT measures both
+    All are tested on the test classes, one by one and with their embeddings concatenated. nearkin eval OUT measures both
     again. Every command that takes the folder of a run accepts OUT as one model.
     """
     from nearkin.training.cross_validation import cross_validate, score_rows
 
-    done = cross_validate(
-        out=out, repeats=repeats, resume=resume, reporter=progress_reporter(), **changed_settings(settings)
-    )
+    with resumable("cv"):
+        done = cross_validate(
+            out=out, repeats=repeats, resume=resume, reporter=progress_reporter(), **changed_settings(settings)
+        )
     console = Console()
-    console.print(PrintedTable("Unseen classes, percent", *score_rows(done)))
+    console.print(PrintedTable(_scores_title(read_json(done.runs[0].result)), *score_rows(done)))
     spread = f"; ± is the standard error over {len(done.runs)} repeats" if len(done.runs) > 1 else ""
     console.print(f"{done.steps.mean:,.0f} steps per model{spread}.", highlight=False)
     console.print(f"Folder: {done.runs[0].path}", highlight=False, markup=False)

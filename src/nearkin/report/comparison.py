@@ -186,7 +186,7 @@ def _one_run(run: MeasuredRun) -> PrintedTable:
         cells.append([*row, NOTHING if before is None else f"{before:.2f}"])
     queries, classes = len(run.query), run.images.classes
     notes = [
-        f"Percent, on {counted(classes, 'test class', 'test classes')}, {_overlap(run)}. Intervals: percentile "
+        f"Percent, on {counted(classes, 'test class', 'test classes')}, {run.tested}. Intervals: percentile "
         f"bootstrap, {resamples(queries):,} resamples of queries and {resamples(classes):,} of classes. Queries of a "
         "class succeed and fail together, so trust the interval over classes if a class has many queries. Neither "
         "interval covers the variation between seeds.",
@@ -211,7 +211,7 @@ def _several_runs(runs: Sequence[MeasuredRun]) -> PrintedTable:
     header = ["", "seeds", *metrics] if seeds else ["", *metrics, f"{MAIN_METRICS[0]}: 95 % over classes"]
     first = runs[0]
     notes = [
-        f"Percent, on {counted(first.images.classes, 'test class', 'test classes')}, {_overlap(first)}; "
+        f"Percent, on {counted(first.images.classes, 'test class', 'test classes')}, {first.tested}; "
         f"{len(first.query):,} queries."
         + (" ± is the standard error over seeds." if seeds else " One run each: a difference may be due to the seed."),
         *differing_scores(runs),
@@ -292,7 +292,7 @@ def run_facts(run: MeasuredRun) -> list[tuple[str, str]]:
     return [
         ("method", run.config["method"]),
         ("data", plan["data"]),
-        ("test set", f"{len(run.images):,} images of {run.images.classes:,} classes, {_overlap(run)}"),
+        ("test set", f"{len(run.images):,} images of {run.images.classes:,} classes, {run.tested}"),
         ("queries", f"{result['queries']:,}{left_out}"),
         ("epoch chosen by", f"{CHOSEN[result['select']]} (epoch {result['kept_epoch']:g} of {plan['epochs']})"),
         ("seed", str(result["seed"])),
@@ -307,11 +307,6 @@ def run_facts(run: MeasuredRun) -> list[tuple[str, str]]:
         ("date", result["date"]),
         *([("unreadable images", str(unreadable))] if unreadable else []),
     ]
-
-
-def _overlap(run: MeasuredRun) -> str:
-    shared = len(run.training_classes & set(run.images.names))
-    return f"{shared:,} of them training classes, by name" if shared else "none of them a training class"
 
 
 def facts_table(runs: Sequence[MeasuredRun]) -> PrintedTable:

@@ -18,7 +18,7 @@ from nearkin.files import Json, read_json
 from nearkin.report.picture_sheets import nearest_rows
 from nearkin.space import Space
 from nearkin.training.checkpoint import KnownClasses, read_classes
-from nearkin.training.images import Embedded
+from nearkin.training.images import Embedded, SeenClasses, seen_classes
 from nearkin.training.measure_run import embed_test
 from nearkin.training.run_folder import RunFolder
 from nearkin.training.run_metric import RunMetric
@@ -60,6 +60,11 @@ class MeasuredRun:
     def labels(self) -> Tensor:
         """The class of each query [Q]."""
         return self.images.labels[self.query]
+
+    @property
+    def tested(self) -> SeenClasses:
+        """The test classes, and how many of them the model was trained on."""
+        return seen_classes(self.images.names, self.training_classes)
 
     @property
     def seed(self) -> int:

@@ -14,7 +14,7 @@ from nearkin.data.pixels.decode import BadImage, decode_file
 from nearkin.errors import NearkinError
 from nearkin.files import atomic_file
 from nearkin.space import Space
-from nearkin.training.images import Embedded
+from nearkin.training.images import Embedded, seen_classes
 
 Picture = Image.Image | Tensor | Path  # a tensor is uint8 [1 or 3, H, W]
 
@@ -177,7 +177,8 @@ def neighbour_sheet(embedded: Embedded, path: Path, *, queries: int = 8, k: int 
         captions += ["query", "", *(f"{value:.2f}" for value in values)]
         frames += [None, None, *(RIGHT if images.labels[row] == label else WRONG for row in found)]
     labels = [images.names[int(images.labels[query])] for query in chosen]
-    title = f"{model.plan.data}: queries of unseen classes and their nearest neighbours"
+    tested = seen_classes(images.names, model.names).title
+    title = f"{model.plan.data}: queries and their nearest neighbours. {tested}."
     sheet = contact_sheet(
         pictures, captions=captions, frames=frames, row_labels=labels, title=title, columns=rows.shape[1] + 2
     )

@@ -153,7 +153,7 @@ def _grid(
             axes.axis("off")
         for axes, view in zip(row, views, strict=False):
             when = "before training" if view.epoch == 0 else f"epoch {view.epoch}"
-            axes.set_title(when if view.trained else f"{when}, unseen classes", fontsize=8)
+            axes.set_title(when if view.trained else f"{when}, test classes", fontsize=8)
             axes.set(xticks=(), yticks=())
             axes.grid(visible=False)
             pairs.append((axes, view))
@@ -211,6 +211,6 @@ def draw_scores(runs: dict[str, RunFolder], path: Path, metrics: Sequence[str] =
         for axes, metric in zip(grid[0], shown, strict=True):
             for number, (name, (epochs, values)) in enumerate(curves[metric].items()):
                 axes.plot(epochs, values, label=name, markersize=4, linewidth=1.3, **curve_style(number))
-            axes.set(xlabel="epoch", ylabel=f"{metric} on unseen classes, percent")
+            axes.set(xlabel="epoch", ylabel=f"{metric} on test classes, percent")
             axes.legend(fontsize=8, loc="lower right")
     return save_figure(figure, path)

@@ -16,7 +16,7 @@ from nearkin.console import Reporter
 from nearkin.errors import NearkinError
 from nearkin.files import Json, provenance, read_json, write_json
 from nearkin.methods.catalogue import method
-from nearkin.training.images import Embedded, measure
+from nearkin.training.images import Embedded, measure, seen_classes
 from nearkin.training.measure_run import embed_test
 from nearkin.training.plan import Plan
 from nearkin.training.run_folder import RunFolder
@@ -55,7 +55,8 @@ def train_folds(
     embedded = embed_test(run.path, device=plan.device, reporter=reporter)
     scores = measure(embedded, plan.metrics)
     joint = {str(RunMetric(name, plan.dim * plan.folds)): value for name, value in scores.items()}
-    write_json(run.result, _combine(results, joint, plan))
+    tested = seen_classes(embedded.images.names, embedded.model.names)  # by any of the models
+    write_json(run.result, _combine(results, joint, plan) | {"test_classes": tested._asdict()})
     return embedded
 
 

@@ -31,6 +31,14 @@ from nearkin.training.run_folder import RunFolder
 from nearkin.training.tracking import Tracker
 
 
+class Interrupted(KeyboardInterrupt):
+    """An interrupt during a run, with the run's folder; None if nothing was written yet."""
+
+    def __init__(self, folder: Path | None) -> None:
+        super().__init__()
+        self.folder = folder
+
+
 def train(
     *,
     out: str | Path | None = None,
@@ -193,8 +201,22 @@ def _compile(model: Model) -> Network:
 def open_run(out: str | Path | None, *, resume: bool, settings: Mapping[str, Any]) -> Iterator[tuple[RunFolder, Plan]]:
     """Make or find the folder of a run, and hold its lock while one works in it.
 
-    A folder in which nothing could be started is removed again.
+    A folder in which nothing could be started is removed again. An interrupt is raised as `Interrupted`.
     """
+    folders: list[RunFolder] = []
+    try:
+        with _open_folder(out, resume=resume, settings=settings) as (run, plan):
+            folders.append(run)
+            yield run, plan
+    except KeyboardInterrupt as interrupt:
+        started = [run.path for run in folders if run.config.exists()]
+        raise Interrupted(started[0] if started else None) from interrupt
+
+
+@contextmanager
+def _open_folder(
+    out: str | Path | None, *, resume: bool, settings: Mapping[str, Any]
+) -> Iterator[tuple[RunFolder, Plan]]:
     if resume:
         if out is None:
             raise NearkinError("Say which run to resume: --resume --out runs/NAME.")

@@ -20,7 +20,7 @@ from nearkin.methods.base import Method, Step
 from nearkin.methods.samplers import steps_per_epoch
 from nearkin.training import checkpoint
 from nearkin.training.checkpoint import write_classes, write_snapshot
-from nearkin.training.images import Embedded, OpenImages, embed_images, measure
+from nearkin.training.images import Embedded, OpenImages, embed_images, measure, seen_classes
 from nearkin.training.model import Model, autocast, embed_store
 from nearkin.training.optimiser import checks_without_progress, lr_factor, set_training
 from nearkin.training.plan import Plan
@@ -317,6 +317,7 @@ class Training:
             "before": before,
             "queries": scores.queries,
             "left_out": scores.left_out,
+            "test_classes": seen_classes(self.test.images.names, self.model.names)._asdict(),
             "unreadable": [str(image) for image in unreadable],
             "select": self.plan.select,
             "kept_epoch": about["epoch"],

@@ -12,10 +12,20 @@ from nearkin.data.datasets import load_dataset
 from nearkin.errors import NearkinError
 from nearkin.evaluation import Scores, evaluate_under, parse_metric, protocol_of
 from nearkin.files import read_json
-from nearkin.training.images import Embedded, embed_images, measure, open_images
+from nearkin.training.images import Embedded, SeenClasses, embed_images, measure, open_images, seen_classes
 from nearkin.training.model import Model, load
 from nearkin.training.run_folder import RunFolder
 from nearkin.training.run_metric import RunMetric
+
+
+class RunScores(Scores):
+    """The scores of a run's model, with what is known of the classes it was tested on."""
+
+    tested: SeenClasses
+
+    def __init__(self, values: dict[str, float], *, queries: int, left_out: int, tested: SeenClasses) -> None:
+        super().__init__(values, queries=queries, left_out=left_out)
+        self.tested = tested
 
 
 def embed_test(
@@ -40,7 +50,7 @@ def measure_run(
     metrics: tuple[str, ...] | None = None,
     device: str = "auto",
     reporter: Reporter | None = None,
-) -> Scores:
+) -> RunScores:
     """Return the scores of a run's model, in percent.
 
     For a run of folds METRIC is the mean of the scores of its models, METRIC N-d the score of their joint embeddings.
@@ -49,14 +59,17 @@ def measure_run(
     names = metrics or _metrics_of(folder)
     open_test = partial(embed_test, data=data, device=device, reporter=reporter)
     counts: list[Scores] = []
+    tested: list[SeenClasses] = []
 
     def measured(embedded: Embedded, wanted: Sequence[str]) -> Scores:
         scores = measure(embedded, wanted)
         counts.append(scores)
+        tested.append(seen_classes(embedded.images.names, embedded.model.names))
         return scores
 
     values = _over_parts(folder, names, open_test, measured)
-    return Scores(values, queries=counts[0].queries, left_out=counts[0].left_out)
+    most = max(tested, key=lambda each: each.seen)  # the models of folds have different training classes
+    return RunScores(values, queries=counts[0].queries, left_out=counts[0].left_out, tested=most)
 
 
 def query_values(
