@@ -126,8 +126,7 @@ def test_label_of_a_query_comes_from_the_index_or_from_its_folder(collection, tm
 
 def test_page_of_results_marks_labels_and_needs_no_other_file(collection, command, tmp_path):
     query, page = collection / "pictures" / "class 1" / "2.png", tmp_path / "page.html"
-    code, out, _ = command("search", collection / "index", query, "-k", 5, "--html", page)
-    assert str(page) in out
+    assert str(page) in command("search", collection / "index", query, "-k", 5, "--html", page)[1]
     text = page.read_text()
     assert text.count("data:image/") == 6
     assert not re.search(r'(src|href)="(?!data:|#)', text)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
+
 from nearkin.cli.options import DeviceOption, IndexArgument, MovedRunOption, RunArgument, progress_reporter
 from nearkin.errors import NearkinError, above_zero
 
@@ -133,8 +134,8 @@ def search(
         write_csv,
     )
 
-    if as_json and form == "csv":
-        raise NearkinError("--json is short for --format json: leave out --json or --format csv.")
+    if as_json and form != "table":
+        raise NearkinError("--json is the same as --format json: leave out --json or --format.")
     found = list_images(images)
     with open_index(index) as opened:
         check_labels(opened, label or ())
@@ -149,12 +150,12 @@ def search(
     if as_json or form == "json":
         print(json.dumps(as_records(answers, bad, threshold), indent=2))
         return
-    if form == "csv":
+    if form == "table":
+        print(*map(printed, answers), sep="\n\n", end="\n\n")
+    else:
         write_csv(answers, sys.stdout)
-    for answer in answers if form == "table" else ():
-        print(f"{printed(answer)}\n")
     misnamed = describe_misnamed(Path(image.path) for image in found)
-    notes = sys.stdout if form == "table" else sys.stderr  # csv is often read by a program
+    notes = sys.stdout if form == "table" else sys.stderr  # a program may read the csv
     for line in (*describe_bad_images(bad, len(found)), *misnamed, threshold_words(threshold)):
         print(escape_name(line), file=notes)
     if html is not None:
