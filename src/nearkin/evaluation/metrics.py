@@ -6,6 +6,8 @@ With r_1 < r_2 < … the ranks of the relevant items, R their number and k the s
     R@k     100 if r_1 ≤ k, else 0
     P@k     100 · #{j: r_j ≤ k} / k
     MAP@k   100 · Σ_{j: r_j ≤ k} (j / r_j) / k
+    MAP     100 · Σ_j (j / r_j) / R             over the whole ranking
+    MRR@k   100 / r_1 if r_1 ≤ k, else 0;       MRR over the whole ranking
     nDCG@k  100 · Σ_{j: r_j ≤ k} 1/log2(r_j + 1)  /  Σ_{i ≤ min(R, k)} 1/log2(i + 1)
 
 P@k and MAP@k divide by k even where R < k: they cannot reach 100 then. nDCG@k can.
@@ -22,7 +24,10 @@ from torch import Tensor
 
 from nearkin.errors import NearkinError
 from nearkin.evaluation.clustering import CLUSTERING
-from nearkin.evaluation.positive_ranks import Depth, Ranks
+from nearkin.evaluation.positive_ranks import BEYOND, Depth, Ranks
+
+WHOLE = BEYOND - 1
+"""The search length of a metric of the whole ranking: larger than any gallery."""
 
 DEFAULT_METRICS = ("R@1", "R@2", "R@4", "R@8", "P@R", "MAP@R", "nDCG@10")
 
@@ -32,7 +37,7 @@ class RetrievalMetric(NamedTuple):
 
     name: str
     function: Callable[[Ranks, Tensor], Tensor]
-    k: int | None  # None: R, the number of the query's relevant items
+    k: int | None  # None: R, the number of the query's relevant items; WHOLE: all items
     per_query: bool = True
 
     def values(self, ranks: Ranks) -> Tensor:
@@ -66,10 +71,26 @@ def precision(ranks: Ranks, k: Tensor) -> Tensor:
     return (ranks.rank <= k[:, None]).sum(1) / k.double()
 
 
+def precision_at_hits(ranks: Ranks, k: Tensor) -> Tensor:
+    """The sum of the precision at each relevant item among the k nearest."""
+    j = torch.arange(1, ranks.rank.shape[1] + 1, device=k.device, dtype=torch.float64)
+    return torch.where(ranks.rank <= k[:, None], j / ranks.rank, 0).sum(1)
+
+
 def average_precision(ranks: Ranks, k: Tensor) -> Tensor:
     """The precision at each relevant item among the k nearest, summed and divided by k."""
-    j = torch.arange(1, ranks.rank.shape[1] + 1, device=k.device, dtype=torch.float64)
-    return torch.where(ranks.rank <= k[:, None], j / ranks.rank, 0).sum(1) / k
+    return precision_at_hits(ranks, k) / k
+
+
+def full_average_precision(ranks: Ranks, k: Tensor) -> Tensor:
+    """The mean precision at each relevant item."""
+    return precision_at_hits(ranks, k) / ranks.relevant
+
+
+def reciprocal_rank(ranks: Ranks, k: Tensor) -> Tensor:
+    """One over the rank of the nearest relevant item if it is among the k nearest."""
+    first = ranks.rank[:, 0].double()
+    return torch.where(first <= k, 1 / first, 0)
 
 
 def ndcg(ranks: Ranks, k: Tensor) -> Tensor:
@@ -83,21 +104,24 @@ def _discount(rank: Tensor) -> Tensor:
     return 1 / torch.log2(rank.double() + 1)
 
 
-_FAMILIES = {"R": recall, "P": precision, "MAP": average_precision, "nDCG": ndcg}
+_FAMILIES = {"R": recall, "P": precision, "MAP": average_precision, "MRR": reciprocal_rank, "nDCG": ndcg}
 _TO_R = ("P@R", "MAP@R")
+_OF_ALL = {"MAP": full_average_precision, "MRR": reciprocal_rank}
 _LONG_NAMES = {"recall": "R", "precision": "P"}
 
 
 def parse_metric(name: str) -> Metric:
-    """The metric of that name: R@k, P@k, MAP@k, nDCG@k for any k from 1, P@R, MAP@R, NMI, AMI, F1."""
+    """The metric of that name: R@k, P@k, MAP@k, MRR@k, nDCG@k for any k from 1, P@R, MAP@R, MAP, MRR, NMI, AMI, F1."""
     if name in CLUSTERING:
         return ClusteringMetric(name, CLUSTERING[name])
+    if name in _OF_ALL:
+        return RetrievalMetric(name, _OF_ALL[name], WHOLE)
     found = re.fullmatch(r"(\w+)@([1-9][0-9]{0,8}|R)", name)
     if found and found[1] in _FAMILIES and (found[2] != "R" or name in _TO_R):
         return RetrievalMetric(name, _FAMILIES[found[1]], None if found[2] == "R" else int(found[2]))
     raise NearkinError(
-        f"There is no metric {name!r}.{_suggestion(name)} There are: R@k, P@k, MAP@k and nDCG@k for any k from 1, "
-        f"{', '.join(_TO_R)}, {', '.join(CLUSTERING)}."
+        f"There is no metric {name!r}.{_suggestion(name)} There are: R@k, P@k, MAP@k, MRR@k and nDCG@k for any k "
+        f"from 1, {', '.join(_TO_R)}, {', '.join(_OF_ALL)}, {', '.join(CLUSTERING)}."
     )
 
 
@@ -105,7 +129,7 @@ def _suggestion(name: str) -> str:
     """The nearest name that exists, ignoring case; "recall" and "precision" stand for R and P."""
     family, at, length = name.partition("@")
     k = length if re.fullmatch(r"[1-9][0-9]{0,8}", length) else "1"
-    names = [f"{known}@{k}" for known in _FAMILIES] + [*_TO_R, *CLUSTERING]
+    names = [f"{known}@{k}" for known in _FAMILIES] + [*_TO_R, *_OF_ALL, *CLUSTERING]
     lower = {known.lower(): known for known in names}
     asked = _LONG_NAMES.get(family.lower(), family) + at + length
     close = difflib.get_close_matches(asked.lower(), lower, n=1, cutoff=0.5)

@@ -13,12 +13,13 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from nearkin.evaluation.labels import LabelSets
 from nearkin.space import Space
 
 BEYOND = 2**40
@@ -32,9 +33,9 @@ class Sides(NamedTuple):
     """Queries and the gallery they search, on one device, in one dtype (float32 or float64)."""
 
     queries: Tensor  # [Q, D]
-    query_labels: Tensor  # [Q] int64
+    query_labels: Any  # [Q] int64; or LabelSets, several labels per item
     gallery: Tensor  # [G, D]
-    gallery_labels: Tensor  # [G] int64
+    gallery_labels: Any  # [G] of the same kind
     self_row: Tensor  # [Q] int64: the query's own row in the gallery, -1 if it is not there
 
 
@@ -58,8 +59,7 @@ class Ranks(NamedTuple):
 
 class _Gallery(NamedTuple):
     points: Tensor  # [G, D] sorted by class, so that a query's relevant items are neighbouring columns of a block
-    first: Tensor  # [Q] the first column of the query's class
-    size: Tensor  # [Q] the number of its columns
+    columns: Callable[[slice], tuple[Tensor, Tensor]]  # `_columns` of a slice of queries
     self_column: Tensor  # [Q] the query's own column, -1 if it has none
     copies: Tensor  # columns with the same vector as an earlier one
     originals: Tensor  # that earlier one
@@ -67,22 +67,25 @@ class _Gallery(NamedTuple):
 
 def count_relevant(sides: Sides) -> Tensor:
     """The number of relevant items each query has in the gallery [Q], not counting itself."""
-    _, size = _classes(sides.query_labels, sides.gallery_labels.sort().values)
-    return size - (sides.self_row >= 0).long()
+    if isinstance(sides.query_labels, LabelSets):
+        size = sides.query_labels.count_sharing(sides.gallery_labels).to(sides.self_row.device)
+    else:
+        size = _classes(sides.query_labels, sides.gallery_labels.sort().values)[1]
+    return (size - (sides.self_row >= 0).long()).clamp_min(0)  # an item without labels shares none with itself
 
 
 def stream_ranks(sides: Sides, *, space: Space, depth: Depth) -> Iterator[tuple[slice, Ranks]]:
     """Yield, block by block, the slice of queries and the ranks of their relevant items."""
     gallery = _arrange(sides, space)
-    relevant = gallery.size - (gallery.self_column >= 0).long()
+    relevant = count_relevant(sides)
     bound = depth.of(relevant).clamp_max(len(gallery.points))
-    widest, deepest = int(gallery.size.max()), int(bound.max())
+    widest, deepest = int(relevant.max()) + 1, int(bound.max())
 
     def ranks(part: slice, block: Tensor) -> Ranks:
         _product(_points(sides.queries[part], space, query=True), gallery.points, out=block)
         if len(gallery.copies):
             block[:, gallery.copies] = block[:, gallery.originals]
-        scores = _take_relevant(block, gallery, part, widest)[:, :deepest]
+        scores = _take_relevant(block, gallery, part)[:, :deepest]
         above = _above_on_gpu(block, scores, deepest) if block.is_cuda else _above(block, scores, bound[part])
         place = torch.arange(1, scores.shape[1] + 1, device=block.device)
         missing = place > relevant[part, None]
@@ -114,7 +117,7 @@ def _run(work: Callable[[slice, Tensor], Ranks], parts: list[slice], points: Ten
 
 def _arrange(sides: Sides, space: Space, chunk: int = 8192) -> _Gallery:
     """The gallery as points of the space, sorted by class; in chunks, so that memory holds only one copy of it."""
-    labels, order = sides.gallery_labels.sort()
+    order, columns = _columns(sides)
     width = sides.gallery.shape[1] + space.by_distance
     points = sides.gallery.new_empty(len(order), width)
     for start in range(0, len(order), chunk):
@@ -123,7 +126,33 @@ def _arrange(sides: Sides, space: Space, chunk: int = 8192) -> _Gallery:
     column = torch.empty_like(order)
     column[order] = torch.arange(len(order), device=order.device)
     self_column = torch.where(sides.self_row >= 0, column[sides.self_row.clamp_min(0)], -1)
-    return _Gallery(points, *_classes(sides.query_labels, labels), self_column, *_copies(points))
+    return _Gallery(points, columns, self_column, *_copies(points))
+
+
+def _columns(sides: Sides) -> tuple[Tensor, Callable[[slice], tuple[Tensor, Tensor]]]:
+    """The order in which the gallery is held, and the columns of each query's relevant items.
+
+    These are, for a slice of B queries, columns [B, W] that may include the query's own, and which of them count
+    [B, W]; those that do not repeat one that does.
+    """
+    device = sides.gallery.device
+    if isinstance(sides.query_labels, LabelSets):
+        queries, gallery = sides.query_labels, sides.gallery_labels.transposed()
+
+        def of_sets(part: slice) -> tuple[Tensor, Tensor]:
+            columns, counts = queries.sharing(gallery, part)
+            return columns.to(device), counts.to(device)
+
+        return torch.arange(len(sides.gallery), device=device), of_sets
+    labels, order = sides.gallery_labels.sort()
+    first, size = _classes(sides.query_labels, labels)
+    step = torch.arange(int(size.max()), device=device)
+
+    def of_classes(part: slice) -> tuple[Tensor, Tensor]:
+        counts = step < size[part, None]
+        return (first[part, None] + torch.where(counts, step, 0)).clamp_max(len(labels) - 1), counts
+
+    return order, of_classes
 
 
 def _classes(query_labels: Tensor, sorted_labels: Tensor) -> tuple[Tensor, Tensor]:
@@ -211,15 +240,13 @@ def _no_tf32() -> Iterator[None]:
         setattr(matmul, name, old)
 
 
-def _take_relevant(block: Tensor, gallery: _Gallery, part: slice, widest: int) -> Tensor:
-    """The scores of each query's relevant items [B, widest], best first, padded with −inf.
+def _take_relevant(block: Tensor, gallery: _Gallery, part: slice) -> Tensor:
+    """The scores of each query's relevant items [B, W], best first, padded with −inf.
 
     They and the query itself are removed from the block (set to −inf), which leaves the items of other classes.
     """
-    first, size, itself = gallery.first[part, None], gallery.size[part, None], gallery.self_column[part, None]
-    step = torch.arange(widest, device=block.device)
-    columns = (first + torch.where(step < size, step, 0)).clamp_max(block.shape[1] - 1)
-    relevant = (step < size) & (columns != itself)
+    columns, counts = gallery.columns(part)
+    relevant = counts & (columns != gallery.self_column[part, None])
     scores = torch.where(relevant, block.gather(1, columns), -torch.inf)
     block.scatter_(1, columns, -torch.inf)
     return scores.sort(dim=1, descending=True).values

@@ -5,7 +5,7 @@ A protocol is data: the ids of the queries, the ids of the gallery, and whether 
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, overload
+from typing import Any, Literal, get_args, overload
 from typing import Protocol as Structure
 
 import torch
@@ -13,11 +13,20 @@ from torch import Tensor
 
 from nearkin.errors import NearkinError
 from nearkin.evaluation.clustering import cluster
-from nearkin.evaluation.metrics import DEFAULT_METRICS, ClusteringMetric, RetrievalMetric, depth_of, parse_metric
+from nearkin.evaluation.labels import Labels, LabelSets, read_labels
+from nearkin.evaluation.metrics import (
+    DEFAULT_METRICS,
+    ClusteringMetric,
+    RetrievalMetric,
+    by_class,
+    depth_of,
+    parse_metric,
+)
 from nearkin.evaluation.positive_ranks import Sides, count_relevant, stream_ranks
 from nearkin.space import Space, at_least_float32
 
 Progress = Callable[[int, int], None]
+Average = Literal["query", "class"]
 
 
 class Scores(dict[str, float]):
@@ -34,12 +43,13 @@ class Scores(dict[str, float]):
 @overload
 def evaluate(
     embeddings: Tensor,
-    labels: Tensor,
+    labels: Labels,
     *,
     gallery: Tensor | None = None,
-    gallery_labels: Tensor | None = None,
+    gallery_labels: Labels | None = None,
     metrics: Sequence[str] = DEFAULT_METRICS,
     per_query: Literal[False] = False,
+    average: Average = "query",
     space: str = "cosine",
     seed: int = 0,
     progress: Progress | None = None,
@@ -47,10 +57,10 @@ def evaluate(
 @overload
 def evaluate(
     embeddings: Tensor,
-    labels: Tensor,
+    labels: Labels,
     *,
     gallery: Tensor | None = None,
-    gallery_labels: Tensor | None = None,
+    gallery_labels: Labels | None = None,
     metrics: Sequence[str] = DEFAULT_METRICS,
     per_query: Literal[True],
     space: str = "cosine",
@@ -59,65 +69,72 @@ def evaluate(
 ) -> dict[str, Tensor]: ...
 def evaluate(
     embeddings: Tensor,
-    labels: Tensor,
+    labels: Labels,
     *,
     gallery: Tensor | None = None,
-    gallery_labels: Tensor | None = None,
+    gallery_labels: Labels | None = None,
     metrics: Sequence[str] = DEFAULT_METRICS,
     per_query: bool = False,
+    average: Average = "query",
     space: str = "cosine",
     seed: int = 0,
     progress: Progress | None = None,
 ) -> Scores | dict[str, Tensor]:
     """Search each embedding [Q, D] among all others, or in a gallery [G, D], and score the ranking.
 
-    `metrics` are names such as R@1, P@10, P@R, MAP@R, MAP@10, nDCG@10, NMI, AMI, F1. With `per_query` each retrieval
-    metric is a tensor [Q] on the CPU, NaN where a query has no relevant item. NMI, AMI and F1 cluster all items,
-    queries and gallery together, by k-means seeded with `seed`. `progress` is called with (queries done, queries).
+    `labels` are integers or strings, one per item. With several labels per item, two items are relevant to each other
+    if they share at least one: give a list of sets, or a matrix [Q, L] with a one for each label an item has.
+
+    `metrics` are names such as R@1, P@10, P@R, MAP@R, MAP@10, MAP, MRR, nDCG@10, NMI, AMI, F1. With `per_query` each
+    retrieval metric is a tensor [Q] on the CPU, NaN where a query has no relevant item. Otherwise it is the mean over
+    queries, or with `average="class"` the mean over classes of the mean over a class's queries. NMI, AMI and F1 cluster
+    all items, queries and gallery together, by k-means seeded with `seed`. `progress` is called with (queries done,
+    queries).
     """
     if (gallery is None) != (gallery_labels is None):
         raise NearkinError("A gallery needs its labels and gallery_labels need their gallery: give both or neither.")
-    x, y = checked(embeddings, labels, what="embeddings", space=Space(space))
-    if gallery is None or gallery_labels is None:
-        sides = Sides(x, y, x, y, torch.arange(len(y), device=y.device))
+    known, gallery_known = read_labels(labels, gallery_labels)
+    x, y = checked(embeddings, known, what="embeddings", space=Space(space))
+    if gallery is None:
+        sides = Sides(x, y, x, y, torch.arange(len(y), device=x.device))
     else:
-        v, z = checked(gallery, gallery_labels, what="gallery", space=Space(space))
+        v, z = checked(gallery, gallery_known, what="gallery", space=Space(space))
         if v.shape[1] != x.shape[1]:
             raise NearkinError(
                 f"The embeddings have {x.shape[1]} dimensions and the gallery {v.shape[1]}: they must agree."
             )
         dtype = torch.promote_types(x.dtype, v.dtype)
-        sides = Sides(x.to(dtype), y, v.to(x.device, dtype), z.to(y.device), torch.full_like(y, -1))
-    return score(sides, metrics=metrics, per_query=per_query, space=Space(space), seed=seed, progress=progress)
+        sides = Sides(x.to(dtype), y, v.to(x.device, dtype), z.to(x.device), torch.full((len(y),), -1, device=x.device))
+    return score(
+        sides, metrics=metrics, per_query=per_query, average=average, space=Space(space), seed=seed, progress=progress
+    )
 
 
-def _dense(values: object, *, what: str) -> Tensor:
+def _dense(values: object, *, what: str, form: str = "a tensor or an array of numbers") -> Tensor:
     """A tensor without gradient, from a tensor, an array or nested lists."""
     try:
         t = torch.as_tensor(values).detach()
     except (TypeError, ValueError, RuntimeError):  # torch raises any of them, by the type and shape of the input
         kind = type(values).__name__
-        raise NearkinError(f"The {what} cannot be read from {kind}: give a tensor or an array of numbers.") from None
+        raise NearkinError(f"The {what} cannot be read from {kind}: give {form}.") from None
     if t.layout != torch.strided:
         raise NearkinError(f"The {what} must not be sparse: call to_dense() on the tensor.")
     return t
 
 
-def checked(embeddings: Tensor, labels: Tensor, *, what: str, space: Space = Space.COSINE) -> tuple[Tensor, Tensor]:
-    """Embeddings [N, D] of float32 or float64 and labels [N] of int64 on one device, or a sentence on what is wrong."""
-    v, y = _dense(embeddings, what=what), _dense(labels, what=f"labels of the {what}")
+def checked(embeddings: Tensor, labels: Any, *, what: str, space: Space = Space.COSINE) -> tuple[Tensor, Any]:
+    """Embeddings [N, D] of float32 or float64 and labels of N items on one device, or a sentence on what is wrong.
+
+    Labels are LabelSets, or become int64 [N].
+    """
+    v = _dense(embeddings, what=what)
     if v.ndim != 2 or not v.numel():
         raise NearkinError(
             f"The {what} must be a matrix, one row per item, and not empty: its shape is {tuple(v.shape)}."
         )
-    if y.ndim != 1 or len(y) != len(v):
-        raise NearkinError(
-            f"The {what} have {len(v)} rows but the shape of their labels is {tuple(y.shape)}: give one label per row."
-        )
-    if y.is_floating_point() or y.is_complex():
-        raise NearkinError(
-            f"The labels of the {what} are {y.dtype}: give integers, since floats cannot tell large ids apart."
-        )
+    y = labels if isinstance(labels, LabelSets) else _integers(labels, what=what)
+    if len(y) != len(v):
+        raise NearkinError(f"The {what} have {len(v)} rows and there are labels of {len(y)}: give labels for each row.")
     v = at_least_float32(v if v.is_cuda else v.cpu())
     # A row below the limit cannot overflow a product or a squared distance with another such row; NaN is not below it.
     limit = space.norm_limit(v.dtype, factors=2)
@@ -127,12 +144,31 @@ def checked(embeddings: Tensor, labels: Tensor, *, what: str, space: Space = Spa
             f"The {what} hold NaN, infinite or overflowing values in {int(bad.sum())} of {len(v)} rows, "
             f"the first of them row {int(bad.nonzero()[0])}: look for a diverged model."
         )
-    return v, y.to(v.device, torch.int64)
+    return v, y.to(v.device)
+
+
+def _integers(labels: object, *, what: str) -> Tensor:
+    """Labels [N] of int64."""
+    y = _dense(labels, what=f"labels of the {what}", form="one integer or string per item")
+    if y.ndim != 1:
+        raise NearkinError(f"The shape of the labels of the {what} is {tuple(y.shape)}: give one label per row.")
+    if y.is_floating_point() or y.is_complex():
+        raise NearkinError(
+            f"The labels of the {what} are {y.dtype}: give integers, since floats cannot tell large ids apart."
+        )
+    return y.long()
 
 
 @torch.no_grad()
 def score(
-    sides: Sides, *, metrics: Sequence[str], per_query: bool, space: Space, seed: int, progress: Progress | None
+    sides: Sides,
+    *,
+    metrics: Sequence[str],
+    per_query: bool,
+    average: Average,
+    space: Space,
+    seed: int,
+    progress: Progress | None,
 ) -> Scores | dict[str, Tensor]:
     """Score checked sides: the values of each query, or their means and the clustering metrics."""
     asked = [parse_metric(name) for name in ([metrics] if isinstance(metrics, str) else metrics)]
@@ -142,6 +178,12 @@ def score(
     clustering = [metric for metric in asked if isinstance(metric, ClusteringMetric)]
     if per_query and clustering:
         raise NearkinError(f"{clustering[0].name} has no value per query: leave it out, or ask without per_query.")
+    if clustering and isinstance(sides.query_labels, LabelSets):
+        raise NearkinError(f"{clustering[0].name} needs one class per item, and these items have several labels.")
+    if average not in get_args(Average):
+        raise NearkinError(f'There is no average {average!r}: it is "query" or "class".')
+    if per_query and average != "query":
+        raise NearkinError("Values per query are not averaged: leave out average or per_query.")
     counted = int((count_relevant(sides) > 0).sum())
     if retrieval and not counted:
         raise NearkinError(
@@ -150,12 +192,20 @@ def score(
     values = _per_query(sides, retrieval, space=space, progress=progress) if retrieval else {}
     if per_query:
         return values
-    scores = {name: float(value.nanmean()) for name, value in values.items()}
+    scores = {name: _mean(value, sides.query_labels, average) for name, value in values.items()}
     if clustering:
         found = cluster(*_all_items(sides), space=space, seed=seed)
         scores |= {metric.name: metric.value(*found) for metric in clustering}
     total = len(sides.query_labels)
     return Scores({metric.name: scores[metric.name] for metric in asked}, queries=counted, left_out=total - counted)
+
+
+def _mean(values: Tensor, labels: Any, average: Average) -> float:
+    """The mean over the queries that count, or over the classes of such queries; a query is in each of its classes."""
+    if average == "class":
+        rows, labels = labels.pairs() if isinstance(labels, LabelSets) else (slice(None), labels)
+        values = by_class(values[rows], labels)[1]
+    return float(values.nanmean())
 
 
 def _per_query(
@@ -224,10 +274,11 @@ def protocol_of(images: Labelled) -> Protocol:
 def evaluate_under(
     protocol: Protocol,
     embeddings: Tensor,
-    labels: Tensor,
+    labels: Labels,
     *,
     metrics: Sequence[str] = DEFAULT_METRICS,
     per_query: Literal[False] = False,
+    average: Average = "query",
     space: str = "cosine",
     seed: int = 0,
     progress: Progress | None = None,
@@ -236,7 +287,7 @@ def evaluate_under(
 def evaluate_under(
     protocol: Protocol,
     embeddings: Tensor,
-    labels: Tensor,
+    labels: Labels,
     *,
     metrics: Sequence[str] = DEFAULT_METRICS,
     per_query: Literal[True],
@@ -247,25 +298,28 @@ def evaluate_under(
 def evaluate_under(
     protocol: Protocol,
     embeddings: Tensor,
-    labels: Tensor,
+    labels: Labels,
     *,
     metrics: Sequence[str] = DEFAULT_METRICS,
     per_query: bool = False,
+    average: Average = "query",
     space: str = "cosine",
     seed: int = 0,
     progress: Progress | None = None,
 ) -> Scores | dict[str, Tensor]:
     """`evaluate` with embeddings [N, D] and labels [N] of all items; `per_query` in the order of protocol.query."""
-    x, y = checked(embeddings, labels, what="embeddings", space=Space(space))
+    x, y = checked(embeddings, read_labels(labels)[0], what="embeddings", space=Space(space))
     sides = _sides(protocol, x, y)
-    return score(sides, metrics=metrics, per_query=per_query, space=Space(space), seed=seed, progress=progress)
+    return score(
+        sides, metrics=metrics, per_query=per_query, average=average, space=Space(space), seed=seed, progress=progress
+    )
 
 
-def _sides(protocol: Protocol, x: Tensor, y: Tensor) -> Sides:
-    query, gallery = (_checked_ids(ids, len(y)).to(y.device) for ids in (protocol.query, protocol.gallery))
-    place = torch.full_like(y, -1)
+def _sides(protocol: Protocol, x: Tensor, y: Any) -> Sides:
+    query, gallery = (_checked_ids(ids, len(x)).to(x.device) for ids in (protocol.query, protocol.gallery))
+    place = torch.full((len(x),), -1, device=x.device)
     if protocol.drop_self:
-        place[gallery] = torch.arange(len(gallery), device=y.device)
+        place[gallery] = torch.arange(len(gallery), device=x.device)
     return Sides(_rows(x, query), y[query], _rows(x, gallery), y[gallery], place[query])
 
 
