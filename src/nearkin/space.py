@@ -91,3 +91,8 @@ def norm(v: Tensor) -> Tensor:
 def at_least_float32(v: Tensor) -> Tensor:
     """Raise lower precision to float32; float64 stays."""
     return v if v.dtype in (torch.float32, torch.float64) else v.float()
+
+
+def full_precision(v: Tensor) -> torch.autocast:
+    """A context in which products of matrices keep their precision, also inside a user's autocast."""
+    return torch.autocast(v.device.type, enabled=False)

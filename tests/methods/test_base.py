@@ -126,7 +126,7 @@ def test_groups_give_proxies_their_speed():
     (group,) = m.groups(0.1)
     assert group["params"] == [m.proxies.vectors]
     assert group["lr"] == pytest.approx(0.7)
-    assert method("contrastive", classes=3, dim=4).groups(0.1) == []
+    assert method("contrastive", classes=3, dim=4).groups(0.1) == [{"params": [], "lr": 0.1}]
 
 
 def test_groups_give_a_boundary_its_speed():

@@ -174,7 +174,7 @@ def plain(x, y, refs, space):
 @pytest.mark.parametrize("space", Space)
 def test_gradients_are_those_of_the_plain_product(space, block, monkeypatch):
     """`relate` has a gradient of its own, in blocks of references: of s, of the vectors, and of both."""
-    monkeypatch.setattr(module._Compare, "BLOCK", block)
+    monkeypatch.setattr(module, "COMPARE_BLOCK", block)
     x, w = some(3, 4, scale=0.7).requires_grad_(), some(7, 4, seed=1, scale=0.6).requires_grad_()
     with torch.no_grad():
         w[2], w[3] = 0, 1e-9  # below the floor of the cosine

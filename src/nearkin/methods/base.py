@@ -81,7 +81,10 @@ class Method(PreciseModule):
         raise NotImplementedError
 
     def groups(self, lr: float) -> list[dict[str, Any]]:
-        """Parameter groups for the optimiser; a module with a `speed`, such as proxies, learns at `speed` · `lr`."""
+        """Parameter groups for an optimiser; a module with a `speed`, such as proxies, learns at `speed` · `lr`.
+
+        A method without parameters has one empty group, so that an optimiser can be made of its groups alone.
+        """
         groups, rest = list[dict[str, Any]](), list[nn.Parameter]()
         for module in self.modules():
             parameters = [p for p in module.parameters(recurse=False) if p.requires_grad]
@@ -90,7 +93,7 @@ class Method(PreciseModule):
                 groups.append({"params": parameters, "lr": lr * speed})
             else:
                 rest += parameters
-        return groups + ([{"params": rest, "lr": lr}] if rest else [])
+        return groups if groups and not rest else [*groups, {"params": rest, "lr": lr}]
 
     def after_backward(self, model: nn.Module) -> None:
         """Edit the model's gradients before the optimiser's step."""
@@ -204,6 +207,8 @@ def check_batch(
         )
     if y.is_floating_point() or y.dtype == torch.bool:
         raise NearkinError(f"Labels are integers; got {y.dtype}: call labels.long().")
+    if torch.compiler.is_compiling():  # the values would break the graph
+        return
     if y.device.type == "cpu" and not 0 <= int(y.min()) <= int(y.max()) < (classes or float("inf")):
         limit = "" if classes is None else f" to {classes - 1} here"
         raise NearkinError(f"Labels run from 0{limit}; got {int(y.min())} to {int(y.max())}.")

@@ -35,7 +35,7 @@ class Memory(PreciseModule):
         if keep is None:
             keep = torch.ones_like(y, dtype=torch.bool)
         order = torch.argsort(keep.to(torch.uint8), stable=True, descending=True)  # kept rows first, in their order
-        x, y, keep = at_least_float32(x)[order], y[order], keep[order]
+        x, y, keep = at_least_float32(x)[order], y.long()[order], keep[order]
         kept = keep.sum()
         if len(y) > size:  # only the last `size` kept rows fit
             start = (kept - size).clamp_min(0)

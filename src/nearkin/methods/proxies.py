@@ -37,7 +37,8 @@ class Proxies(PreciseModule):
         vectors = torch.randn(classes * per_class, dim) * (2 / (classes * per_class)) ** 0.5
         self.vectors = nn.Parameter(vectors)
         self.register_buffer("labels", torch.arange(classes).repeat_interleave(per_class))
-        self.register_buffer("drawn", torch.tensor(initial == "normal"))
+        # A number, since averages of models cannot subtract booleans.
+        self.register_buffer("drawn", torch.tensor(int(initial == "normal")))
 
     @property
     def classes(self) -> int:
@@ -63,7 +64,7 @@ class Proxies(PreciseModule):
         sizes = torch.bincount(slot, minlength=len(self.vectors))[:, None]
         # A class with fewer samples than proxies keeps its other proxies random.
         self.vectors.copy_(torch.where(sizes > 0, sums / sizes.clamp_min(1), self.vectors))
-        self.drawn.fill_(True)
+        self.drawn.fill_(1)
 
 
 TAKEN = -1.0

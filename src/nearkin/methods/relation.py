@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from nearkin.space import Space, norm
+from nearkin.space import Space, full_precision, norm
 
 By = Literal["row", "column"]
 
@@ -49,6 +49,10 @@ class Relation(NamedTuple):
         return Relation(self.s.T, self.pos.T, self.neg.T, *sides, 0, self.space)
 
 
+COMPARE_BLOCK = 2**21
+"""Numbers per block: large enough for a GPU, small compared with the references of a large data set."""
+
+
 class _Compare(torch.autograd.Function):
     """Points v = w/n of the references [R, D], n = max(‖w‖, floor), and products x·v [B, R], as one node.
 
@@ -56,15 +60,16 @@ class _Compare(torch.autograd.Function):
     would hold five copies of the references at once; here the gradient is computed block by block from w.
     """
 
-    BLOCK = 2**21  # numbers per block: large enough for a GPU, small compared with the references of a large data set
-
     @staticmethod
-    def forward(ctx: Any, x: Tensor, w: Tensor, floor: float) -> tuple[Tensor, Tensor]:
-        ctx.save_for_backward(x, w)
-        ctx.floor = floor
-        ctx.set_materialize_grads(False)  # most objectives use only the products
+    def forward(x: Tensor, w: Tensor, floor: float) -> tuple[Tensor, Tensor]:
         v = w / norm(w).clamp_min(floor)
         return x @ v.T, v
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, float], output: object) -> None:  # noqa: ARG004
+        x, w, ctx.floor = inputs
+        ctx.save_for_backward(x, w)
+        ctx.set_materialize_grads(False)  # most objectives use only the products
 
     @staticmethod
     def backward(ctx: Any, ds: Tensor | None, dv: Tensor | None) -> tuple[Tensor | None, Tensor | None, None]:
@@ -73,8 +78,8 @@ class _Compare(torch.autograd.Function):
             ds = x.new_zeros(len(x), len(w))
         dx = torch.zeros_like(x) if ctx.needs_input_grad[0] else None
         dw = torch.empty_like(w) if ctx.needs_input_grad[1] else None
-        size = max(1, _Compare.BLOCK // max(1, *x.shape))
-        with torch.autocast(x.device.type, enabled=False):
+        size = max(1, COMPARE_BLOCK // max(1, *x.shape))
+        with full_precision(x):
             for block in (slice(start, start + size) for start in range(0, len(w), size)):
                 length = norm(w[block])
                 n = length.clamp_min(ctx.floor)
@@ -108,16 +113,17 @@ def raise_precision(v: Tensor, dtype: torch.dtype, space: Space) -> Tensor:
 
 def relate(x: Tensor, y: Tensor, refs: References, space: Space) -> Relation:
     """Compare embeddings x [B, D] of classes y [B] with the references."""
-    with torch.autocast(x.device.type, enabled=False):  # s is float32 inside a user's autocast, too
+    with full_precision(x):
         dtype = torch.float64 if torch.float64 in (x.dtype, refs.vectors.dtype) else torch.float32
         a, w = space.project(raise_precision(x, dtype, space)), raise_precision(refs.vectors, dtype, space)
         products, v = (a @ w.T, w) if space.norm_floor is None else _compare(a, w, space.norm_floor)
         s = space.similarity(products, a, v)
-    same, filled = y[:, None] == refs.labels, refs.labels != EMPTY
+    y, columns = y.long(), refs.labels.long()  # uint8 has no −1 for empty slots, narrow types cannot index
+    same, filled = y[:, None] == columns, columns != EMPTY
     pos, neg = same & filled, ~same & filled
     if refs.rows is not None:
         pos = pos & (refs.rows != torch.arange(len(y), device=y.device)[:, None])
-    return Relation(s, pos, neg, y, refs.labels, a, v, refs.per_class, space)
+    return Relation(s, pos, neg, y, columns, a, v, refs.per_class, space)
 
 
 def batch_references(x: Tensor, y: Tensor) -> References:

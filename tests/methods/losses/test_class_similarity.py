@@ -72,7 +72,7 @@ def test_one_proxy_per_class_has_no_regulariser():
 def test_memory_at_the_proportions_of_stanford_online_products(name, monkeypatch):
     """An eighth of the batch and dimension, a ninth of the classes, and blocks as much smaller."""
     size = loss_speed.FULL._replace(classes=1250, dim=64, batch=22)
-    monkeypatch.setattr(similarity._Compare, "BLOCK", similarity._Compare.BLOCK // 72)
+    monkeypatch.setattr(similarity, "COMPARE_BLOCK", similarity.COMPARE_BLOCK // 72)
     m = method(name, classes=size.classes, dim=size.dim)
     assert m.proxies.per_class == size.per_class
     assert loss_speed.memory_multiple(m, size, device=torch.device("cpu")) < 6

@@ -35,6 +35,7 @@ from nearkin.errors import NearkinError, zero_or_more
 from nearkin.methods.base import Loss
 from nearkin.methods.losses.n_pair import n_pair
 from nearkin.methods.relation import Relation, log1p_sum_exp, mean_where
+from nearkin.space import full_precision
 
 
 def angular(r: Relation, *, angle: float, positives: int, weights: Tensor | None = None) -> Tensor:
@@ -44,7 +45,8 @@ def angular(r: Relation, *, angle: float, positives: int, weights: Tensor | None
     j = torch.where(r.pos, -r.s.detach(), -torch.inf).topk(K, dim=1).indices  # [B, K]
     taken = r.pos.gather(1, j)
     v = r.vectors[j]  # [B, K, D]
-    third = (r.x[:, None] + v) @ r.vectors.T  # [B, K, R]
+    with full_precision(v):
+        third = (r.x[:, None] + v) @ r.vectors.T  # [B, K, R]
     side = (r.x[:, None] * v).sum(-1)
     if weights is not None:
         third, side = weights[:, None] * third, weights.gather(1, j) * side

@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from nearkin.methods.relation import Relation, count, largest, log_sum_exp, mean_where, total_of
+from nearkin.space import full_precision
 
 Similarity = Literal["soft", "max", "mean"]
 
@@ -28,10 +29,13 @@ class _SoftMaximum(torch.autograd.Function):
     """Eq. 1 over the last axis. The gradient p (1 + (s − S)/γ) recomputes p instead of keeping it."""
 
     @staticmethod
-    def forward(ctx: Any, s: Tensor, gamma: float) -> Tensor:
-        ctx.save_for_backward(s)
-        ctx.gamma = gamma
+    def forward(s: Tensor, gamma: float) -> Tensor:
         return torch.softmax(s / gamma, -1).mul_(s).sum(-1)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, float], output: Tensor) -> None:  # noqa: ARG004
+        s, ctx.gamma = inputs
+        ctx.save_for_backward(s)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
@@ -45,14 +49,19 @@ class _Gram(torch.autograd.Function):
     """Inner products [C, K, K] of the vectors of each class [C, K, D]; one product in the gradient, not two."""
 
     @staticmethod
-    def forward(ctx: Any, w: Tensor) -> Tensor:
-        ctx.save_for_backward(w)
-        return w @ w.mT
+    def forward(w: Tensor) -> Tensor:
+        with full_precision(w):
+            return w @ w.mT
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:  # noqa: ARG004
+        ctx.save_for_backward(*inputs)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Tensor:
         (w,) = ctx.saved_tensors
-        product: Tensor = (gradient + gradient.mT) @ w
+        with full_precision(w):
+            product: Tensor = (gradient + gradient.mT) @ w
         return product
 
 

@@ -17,7 +17,9 @@ Settings
     L = 10, on the unit sphere. The authors' code: batch 256, 512-d, Adam 1e-5, head 10 times that.
 
 Departures
-    None. The cumulative histograms are summed directly, as Σ_j (l + 1 − d²_ij/Δ) clamped to 0 … 1, and the histograms
+    None in the value. The authors' code computes the gradient by hand, and for a batch of B it is B/2 times that of
+    Eq. 1, which is the one here: under SGD their learning rate corresponds to B/2 times that rate. Adam cancels it.
+    The cumulative histograms are summed directly, as Σ_j (l + 1 − d²_ij/Δ) clamped to 0 … 1, and the histograms
     are their differences: the same numbers with half the work.
 
 Relations

@@ -48,6 +48,7 @@ from nearkin.methods.base import Loss
 from nearkin.methods.losses.class_similarity import cross_entropy, positive_exponent
 from nearkin.methods.proxies import Initial, Proxies
 from nearkin.methods.relation import Relation, weighted
+from nearkin.space import full_precision
 
 Over = Literal["auto", "all", "batch"]
 
@@ -81,7 +82,8 @@ def proxy_term(r: Relation, *, over: Over) -> Tensor:
         v = v[(first[:, None] + torch.arange(K, device=first.device)).flatten()]
         labels = r.rows.repeat_interleave(K)
     same = labels[:, None] == columns
-    q = Relation(v @ sums.T, same, ~same, labels, columns, v, sums, 1)  # Eq. 5
+    with full_precision(v):
+        q = Relation(v @ sums.T, same, ~same, labels, columns, v, sums, 1)  # Eq. 5
     return cross_entropy(positive_exponent(q.s, q), q.s, q)  # Eq. 6
 
 

@@ -154,7 +154,7 @@ class CCP(Strategy):
             self.register_buffer("converged", self.proxies.vectors.detach().clone())  # ρ of that check
         else:
             self.register_buffer("chosen", torch.zeros(classes * per_class, dtype=torch.int64))  # rows of the images
-        self.register_buffer("drawn", torch.tensor(False))
+        self.register_buffer("drawn", torch.tensor(0))
         self.register_buffer("best", torch.tensor(-torch.inf))  # score of this sub-problem
         for counter in ("waited", "checks"):  # checks without progress, and all checks of this sub-problem
             self.register_buffer(counter, torch.zeros((), dtype=torch.int64))
@@ -212,7 +212,7 @@ class CCP(Strategy):
         if not bool(self.drawn):
             size = {"classes": self.classes, "per_class": self.per_class, "pool": self.pool}
             self._take(*first_pick(embed, labels, **size, space=self.space))
-            self.drawn.fill_(True)
+            self.drawn.fill_(1)
         elif self._is_over(model, score):
             self._next(embed, labels)
 

@@ -65,7 +65,7 @@ class Proxy(Strategy):
         self.pool, self.pair_weight = pool, pair_weight
         vectors: Literal["normal", "means"] = "means" if initial == "means" else "normal"
         self.proxies = Proxies(classes, dim, per_class=per_class, speed=speed, initial=vectors)
-        self.register_buffer("drawn", torch.tensor(initial != "samples"))
+        self.register_buffer("drawn", torch.tensor(int(initial != "samples")))
 
     @property
     def known_classes(self) -> int | None:
@@ -85,4 +85,4 @@ class Proxy(Strategy):
                 embed, labels, classes=p.classes, per_class=p.per_class, pool=self.pool, space=self.space
             )
             p.vectors.copy_(points.flatten(0, 1))
-            self.drawn.fill_(True)
+            self.drawn.fill_(1)
