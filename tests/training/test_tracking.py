@@ -7,6 +7,7 @@ import pytest
 import nearkin as nk
 from nearkin.errors import NearkinError
 from nearkin.files import read_json
+from nearkin.training.plan import make_plan
 from nearkin.training.run_folder import RunFolder
 from nearkin.training.tracking import Tracker, curves
 
@@ -52,12 +53,19 @@ def test_every_event_is_written_once_after_an_interruption(tmp_path, monkeypatch
             nk.train(**settings, tensorboard=True, out=tmp_path / "run")
     run = RunFolder(tmp_path / "run")
     assert len(expected(run)["loss"]) == 2
-    nk.train(out=run.path, resume=True)
+    received: dict[str, list[tuple[int, float]]] = {}
+
+    def log(values, step):
+        for name, value in values.items():
+            received.setdefault(name, []).append((step, value))
+
+    nk.train(out=run.path, resume=True, log=log)
     found, result = read_back(run), read_json(run.result)
     wanted = expected(run)
     assert [len(wanted[name]) for name in ("loss", "check/R@1", "test/R@1")] == [3, 3, 3]
     step = round(result["kept_epoch"] * 3)
     wanted |= {f"kept/{metric}": [(step, value)] for metric, value in result["scores"].items()}
+    assert received == wanted
     assert found.keys() == wanted.keys()
     for tag, points in wanted.items():
         assert [s for s, _ in found[tag]] == [s for s, _ in points]
@@ -83,8 +91,17 @@ def test_every_kind_of_event_has_its_curves():
     assert dict(curves({"event": "kept", "step": 1, "scores": {"R@1": 4.0}}, "R@1")) == {"kept/R@1": 4.0}
 
 
-def test_a_tracker_without_a_folder_is_silent(tmp_path):
-    silent = Tracker(None, "R@1")
+def test_a_tracker_without_logs_is_silent(tmp_path):
+    silent = Tracker(make_plan(TINY, {}), tmp_path / "tensorboard")
     silent.begin([{"event": "epoch"}])
     silent.add({"event": "epoch"})
     silent.close()
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_folds_of_a_run_are_told_apart(tmp_path):
+    received = []
+    plan = make_plan({**TINY, "folds": 2, "fold": 2}, {})
+    tracker = Tracker(plan, tmp_path, lambda values, step: received.append((values, step)))
+    tracker.begin([{"event": "epoch", "step": 3, "loss": 0.5, "lr": 0.1}])
+    assert received == [({"fold-2/loss": 0.5, "fold-2/lr": 0.1}, 3)]

@@ -7,7 +7,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from nearkin.cli import benchmark, search, studies, training
-from nearkin.cli.options import Commands, Stopped
+from nearkin.cli.options import Commands, StoppedError
 from nearkin.errors import NearkinError
 from nearkin.files import VERSION
 
@@ -53,7 +53,7 @@ def main() -> None:
         _fail(f"{error.strerror or error}: {error.filename or 'a file'}; choose another path.")
     except ClickException as error:
         _fail(_flag_hint(error) or " ".join(error.format_message().split()))
-    except Stopped as stopped:
+    except StoppedError as stopped:
         print(f"nearkin: {stopped}", file=sys.stderr)
         sys.exit(INTERRUPTED)
     except (KeyboardInterrupt, typer.Abort):

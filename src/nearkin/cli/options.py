@@ -39,22 +39,22 @@ class Commands(TyperGroup):
             formatter.write_dl(rows)
 
 
-class Stopped(Exception):
+class StoppedError(Exception):
     """A command was interrupted; the text says how to continue."""
 
 
 @contextmanager
 def resumable(command: str) -> Iterator[None]:
-    """Turn an interrupt during a run into `Stopped`, which names the command that resumes the run."""
+    """Turn an interrupt during a run into an error, that names the command to resume it."""
     from nearkin.training.launch import Interrupted
 
     try:
         yield
     except Interrupted as interrupt:
         if interrupt.folder is None:
-            raise Stopped("Stopped before training began: nothing was written.") from None
+            raise StoppedError("Stopped before training began: nothing was written.") from None
         resume = f"nearkin {command} --resume --out {shlex.quote(str(interrupt.folder))}"
-        raise Stopped(f"Stopped. To continue: {resume}") from None
+        raise StoppedError(f"Stopped. To continue: {resume}") from None
 
 
 def progress_reporter() -> Reporter:

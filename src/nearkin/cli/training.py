@@ -129,8 +129,8 @@ def cv(
 ) -> None:
     """Cross-validate over classes: four models (--folds), each choosing its epoch on the quarter it holds out.
 
-    All are tested on the test classes, one by one and with their embeddings concatenated. nearkin eval OUT measures both
-    again. Every command that takes the folder of a run accepts OUT as one model.
+    All are tested on the test classes, one by one and with their embeddings concatenated. nearkin eval OUT measures
+    both again. Every command that takes the folder of a run accepts OUT as one model.
     """
     from nearkin.training.cross_validation import cross_validate, score_rows
 

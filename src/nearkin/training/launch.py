@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from nearkin.training.optimiser import make_optimiser, parameter_groups, set_tra
 from nearkin.training.plan import Plan, make_plan
 from nearkin.training.random_streams import drawing_from, stream_seed
 from nearkin.training.run_folder import RunFolder
-from nearkin.training.tracking import Tracker
+from nearkin.training.tracking import Log, Tracker
 
 
 class Interrupted(KeyboardInterrupt):
@@ -45,15 +46,17 @@ def train(
     resume: bool = False,
     reporter: Reporter | None = None,
     after_test: Callable[[Embedded], object] | None = None,
+    log: Log | None = None,
     **settings: Any,
 ) -> RunFolder:
-    """Train a model into a run folder and measure it on unseen classes. Settings are the fields of `Plan`.
+    """Train a model into a run folder and measure it on the test classes. Settings are the fields of `Plan`.
 
     `after_test` receives the test set as the final model embedded it; it is not called if the run was finished before.
-    Within `keep_images_open()` trainings on the same images read them once.
+    `log(values, step)` receives losses and scores during training, after a resume first the earlier ones. Within
+    `keep_images_open()` trainings on the same images read them once.
     """
     with open_run(out, resume=resume, settings=settings) as (run, plan):
-        train_run(run, plan, resume=resume, reporter=reporter, after_test=after_test)
+        train_run(run, plan, resume=resume, reporter=reporter, after_test=after_test, log=log)
     return run
 
 
@@ -64,22 +67,23 @@ def train_run(
     resume: bool,
     reporter: Reporter | None = None,
     after_test: Callable[[Embedded], object] | None = None,
+    log: Log | None = None,
 ) -> None:
     """Train the model of a run, or the models of its folds, unless the run is finished. The caller holds its lock."""
     if run.result.exists():
         return
     reporter = reporter or Reporter()
     if plan.folds and not plan.fold:
-        embedded = train_folds(run, plan, train_model, resume=resume, reporter=reporter)
+        embedded = train_folds(run, plan, partial(train_model, log=log), resume=resume, reporter=reporter)
     else:
-        embedded = train_model(run, plan, resume=resume, reporter=reporter)
+        embedded = train_model(run, plan, resume=resume, reporter=reporter, log=log)
     if after_test is not None:
         after_test(embedded)
 
 
-def train_model(run: RunFolder, plan: Plan, *, resume: bool, reporter: Reporter) -> Embedded:
+def train_model(run: RunFolder, plan: Plan, *, resume: bool, reporter: Reporter, log: Log | None = None) -> Embedded:
     """Train one model, with `resume` from its last checkpoint if there is one; return the test set as it embeds it."""
-    training, head_scale = build_training(run, plan, reporter=reporter)
+    training, head_scale = build_training(run, plan, reporter=reporter, log=log)
     training.batches()  # refuses impossible batches before anything is written
     resolved = _resolved(training) | {"head_scale": head_scale, "own_streams": True}
     if resume and run.checkpoint.exists():
@@ -111,10 +115,10 @@ def _resolved(training: Training) -> Json:
     }
 
 
-def build_training(run: RunFolder, plan: Plan, *, reporter: Reporter) -> tuple[Training, float]:
+def build_training(run: RunFolder, plan: Plan, *, reporter: Reporter, log: Log | None = None) -> tuple[Training, float]:
     """Build all that the loop needs; return it with the factor by which the head was rescaled."""
     torch.backends.cudnn.benchmark = True  # every training step has the same shapes
-    tracker = Tracker(run.path / "tensorboard" if plan.tensorboard else None, plan.select_by)
+    tracker = Tracker(plan, run.path / "tensorboard", log)
 
     data = load_dataset(plan.data, halves=plan.halves)
     for sentence in data.notes:

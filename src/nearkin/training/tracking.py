@@ -1,4 +1,4 @@
-"""The log of a run as curves for TensorBoard.
+"""The log of a run as curves, for TensorBoard or for a function of the user.
 
 loss, lr          of each epoch
 check/METRIC      on held-out training classes, or on test with select=test
@@ -7,12 +7,16 @@ kept/METRIC       on the test set, of the model that is kept, at its step
 """
 
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from nearkin.errors import NearkinError
 from nearkin.files import Json
+from nearkin.training.plan import Plan
+
+Log = Callable[[Mapping[str, float], int], object]
+"""Receives points, name of the curve → value, and the step they belong to."""
 
 
 def curves(event: Json, select_by: str) -> Iterator[tuple[str, float]]:
@@ -27,40 +31,67 @@ def curves(event: Json, select_by: str) -> Iterator[tuple[str, float]]:
         yield from ((f"{kind}/{metric}", value) for metric, value in event["scores"].items())
 
 
-class Tracker:
-    """Writer of events for TensorBoard; without a folder it writes nothing and needs no package.
+class TensorBoard:
+    """A log into a folder that TensorBoard reads; each point is on disk at once."""
 
-    A resumed run writes its earlier events first, so that each appears once.
-    """
-
-    def __init__(self, folder: Path | None, select_by: str) -> None:
-        self.folder, self.select_by = folder, select_by
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
         self.writer: Any = None
-        if folder is not None:
-            _writer_class()  # if it is missing, fail now rather than after the first epoch
+        _writer_class()  # if it is missing, fail now rather than after the first epoch
 
-    def begin(self, events: Iterable[Json]) -> None:
-        """Delete what was written before, and write these events."""
-        if self.folder is None:
-            return
+    def open(self) -> None:
+        """Delete what was written before, and begin."""
         self.close()
         shutil.rmtree(self.folder, ignore_errors=True)
         self.writer = _writer_class()(str(self.folder))
-        for event in events:
-            self.add(event)
 
-    def add(self, event: Json) -> None:
-        """Write an event to disk at once."""
-        if self.writer is not None:
-            for name, value in curves(event, self.select_by):
-                self.writer.add_scalar(name, value, event["step"])
-            self.writer.flush()
+    def __call__(self, values: Mapping[str, float], step: int) -> None:
+        for name, value in values.items():
+            self.writer.add_scalar(name, value, step)
+        self.writer.flush()
 
     def close(self) -> None:
         """Close the file."""
         if self.writer is not None:
             self.writer.close()
             self.writer = None
+
+
+class Tracker:
+    """Passes the events of a run to its logs: TensorBoard if the plan asks for it, and the user's function.
+
+    A resumed run passes its earlier events first, so that each log receives all of them.
+    """
+
+    def __init__(self, plan: Plan, folder: Path, log: Log | None = None) -> None:
+        self.tensorboard = TensorBoard(folder) if plan.tensorboard else None
+        self.logs = [each for each in (self.tensorboard, log and _of_fold(log, plan)) if each is not None]
+        self.select_by = plan.select_by
+
+    def begin(self, events: Iterable[Json]) -> None:
+        """Pass the events of before the checkpoint."""
+        if self.tensorboard is not None:
+            self.tensorboard.open()
+        for event in events:
+            self.add(event)
+
+    def add(self, event: Json) -> None:
+        """Pass an event."""
+        for log in self.logs:
+            if values := dict(curves(event, self.select_by)):  # a run without test images has no scores
+                log(values, event["step"])
+
+    def close(self) -> None:
+        """Pass no more events."""
+        if self.tensorboard is not None:
+            self.tensorboard.close()
+
+
+def _of_fold(log: Log, plan: Plan) -> Log:
+    """Return a log that tells the curves of several folds apart: fold-1/loss, fold-2/loss, …"""
+    if not plan.folds:
+        return log
+    return lambda values, step: log({f"fold-{plan.fold}/{name}": value for name, value in values.items()}, step)
 
 
 def _writer_class() -> Any:
