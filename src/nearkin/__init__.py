@@ -14,6 +14,7 @@ from nearkin.evaluation import evaluate
 from nearkin.files import VERSION
 from nearkin.methods.catalogue import method
 from nearkin.methods.losses import LOSSES
+from nearkin.methods.samplers import ClassBatchSampler
 from nearkin.methods.strategies import STRATEGIES
 from nearkin.networks.backbones import BACKBONES
 from nearkin.training.launch import train
@@ -26,6 +27,7 @@ __all__ = [
     "DATASETS",
     "LOSSES",
     "STRATEGIES",
+    "ClassBatchSampler",
     "Model",
     "NearkinError",
     "evaluate",
