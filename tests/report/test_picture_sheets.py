@@ -6,7 +6,7 @@ from PIL import Image
 
 from nearkin.data import Images
 from nearkin.errors import NearkinError
-from nearkin.report.picture_sheets import CAPTION, GAP, RIGHT, WRONG, _fit, _font, class_sheet, contact_sheet
+from nearkin.report.picture_sheets import CAPTION, GAP, RIGHT, WRONG, _fit, _font, _lines, class_sheet, contact_sheet
 
 RED, BLUE, WHITE = (255, 0, 0), (0, 0, 255), (255, 255, 255)
 
@@ -39,10 +39,23 @@ def test_grey_tensors_are_drawn():
     assert sheet.getpixel((GAP + 4, GAP + 4)) == (90, 90, 90)
 
 
-def test_frames_have_their_colour():
-    sheet = contact_sheet([Image.new("L", (8, 8))] * 3, frames=[RIGHT, WRONG, None], columns=3, cell=32)
-    edge = [sheet.getpixel((GAP + n * (32 + GAP), GAP + 16)) for n in range(3)]
-    assert edge == [rgb(RIGHT), rgb(WRONG), (0, 0, 0)]
+def test_frames_differ_in_colour_and_in_dashes():
+    sheet = contact_sheet([Image.new("L", (8, 8))] * 3, frames=[RIGHT, WRONG, None], columns=3, cell=64)
+    lefts = [GAP + n * (64 + GAP) for n in range(3)]
+    right, wrong, bare = ({sheet.getpixel((left, y)) for y in range(GAP, GAP + 64)} for left in lefts)
+    assert right == {rgb(RIGHT.colour)}
+    assert wrong == {rgb(WRONG.colour), WHITE}
+    assert bare == {(0, 0, 0)}
+
+
+def test_captions_are_broken_between_words_and_at_line_breaks():
+    assert _lines("✓ 0.90\nsong thrush", CAPTION, 400, 4) == ["✓ 0.90", "song thrush"]
+    narrow = _lines("✓ 0.90\nblack footed albatross of the far southern seas", CAPTION, 80, 3)
+    assert narrow[:2] == ["✓ 0.90", "black footed"]
+    assert narrow[2].endswith("…")
+    assert all(_font(CAPTION).getlength(line) <= 80 for line in narrow)
+    one, two = (contact_sheet([Image.new("L", (8, 8))], captions=[text]).height for text in ("a", "a\nb"))
+    assert two == one + CAPTION + 3
 
 
 def test_captions_labels_and_title_are_drawn_in_their_places():

@@ -1,8 +1,9 @@
-"""Sheets of pictures in rows: classes, or queries with their nearest neighbours framed green or red."""
+"""Sheets of pictures in rows: classes, or queries with their nearest neighbours, framed and marked right or wrong."""
 
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from PIL import Image, ImageDraw, ImageFont
@@ -18,18 +19,32 @@ from nearkin.training.images import Embedded, seen_classes
 
 Picture = Image.Image | Tensor | Path  # a tensor is uint8 [1 or 3, H, W]
 
-RIGHT, WRONG = "#1a9641", "#d7191c"  # frames: same class, other class
+
+class Frame(NamedTuple):
+    """How a picture is framed; kinds differ in more than colour."""
+
+    colour: str
+    dashed: bool = False
+
+
+RIGHT, WRONG = Frame("#0072b2"), Frame("#d55e00", dashed=True)  # same class, other class: as on the pages
+LEGEND = (
+    "✓ and a solid frame: same class as the query; ✗ and a dashed frame: another class; the number is the similarity"
+)
 PAPER, INK, ABSENT = "#ffffff", "#202020", "#d0d0d0"
 GAP = 8  # pixels between pictures
 TITLE, LABEL, CAPTION = 18, 14, 12  # pixels: font sizes
 LABEL_WIDTH = 220  # pixels
+LEADING, CAPTION_LEADING = 4, 3  # pixels between the lines of a text
+CAPTION_LINES = 4  # at most
+DASH = 9  # pixels
 
 
 def contact_sheet(
     images: Sequence[Picture | None],
     *,
     captions: Sequence[str] = (),
-    frames: Sequence[str | None] = (),
+    frames: Sequence[Frame | None] = (),
     row_labels: Sequence[str] = (),
     title: str = "",
     columns: int = 8,
@@ -37,7 +52,8 @@ def contact_sheet(
 ) -> Image.Image:
     """Pictures row by row, each fitted into a square of `cell` pixels; None leaves its square blank.
 
-    Captions stand below the pictures, coloured frames around them, labels to the left of the rows.
+    Captions stand below the pictures, frames around them, labels to the left of the rows. A line break in the title
+    makes a second, smaller line.
     """
     rows = -(-len(images) // columns)
     for what, values, count in (
@@ -49,22 +65,27 @@ def contact_sheet(
             raise NearkinError(
                 f"A sheet of {len(images)} pictures in {rows} rows needs {count} {what}, not {len(values)}."
             )
+    title, _, legend = title.partition("\n")
+    below = [_lines(text, CAPTION, cell, CAPTION_LINES) for text in captions]
     left = GAP + (LABEL_WIDTH + GAP if row_labels else 0)
-    top = GAP + (TITLE + 2 * GAP if title else 0)
-    across, down = cell + GAP, cell + GAP + (CAPTION + 6 if any(captions) else 0)
-    sheet = Image.new("RGB", (left + columns * across, top + max(rows, 1) * down), PAPER)
+    tops = [GAP + (TITLE + 2 * GAP if title else 0) + (LABEL + GAP if legend else 0)]
+    for row in range(max(rows, 1)):
+        most = max((len(lines) for lines in below[row * columns : (row + 1) * columns]), default=0)
+        tops.append(tops[-1] + cell + GAP + ((CAPTION + CAPTION_LEADING) * most + CAPTION_LEADING if most else 0))
+    sheet = Image.new("RGB", (left + columns * (cell + GAP), tops[-1]), PAPER)
     pen = ImageDraw.Draw(sheet)
     if title:
         pen.text((GAP, GAP), _fit(title, TITLE, sheet.width - 2 * GAP), fill=INK, font=_font(TITLE))
+        pen.text((GAP, 2 * GAP + TITLE), legend, fill=INK, font=_font(LABEL))
     for row, label in enumerate(row_labels):
-        _label(pen, label, (GAP, top + row * down), height=cell)
+        _label(pen, label, (GAP, tops[row]), height=cell)
     for n, image in enumerate(images):
-        x, y = left + n % columns * across, top + n // columns * down
+        x, y = left + n % columns * (cell + GAP), tops[n // columns]
         if image is not None:
             _place(sheet, as_picture(image, size=cell), (x, y), cell=cell, frame=frames[n] if frames else None)
-        if captions:
-            words = _fit(captions[n], CAPTION, cell)
-            pen.text((x + cell / 2, y + cell + 4), words, fill=INK, font=_font(CAPTION), anchor="ma")
+        for number, line in enumerate(below[n] if captions else ()):
+            place = (x + cell / 2, y + cell + 4 + number * (CAPTION + CAPTION_LEADING))
+            pen.text(place, line, fill=INK, font=_font(CAPTION), anchor="ma")
     return sheet
 
 
@@ -108,7 +129,9 @@ def _crossed_out(size: int) -> Image.Image:
     return picture
 
 
-def _place(sheet: Image.Image, picture: Image.Image, corner: tuple[int, int], *, cell: int, frame: str | None) -> None:
+def _place(
+    sheet: Image.Image, picture: Image.Image, corner: tuple[int, int], *, cell: int, frame: Frame | None
+) -> None:
     grow = cell / max(picture.size)
     width, height = (max(1, round(side * grow)) for side in picture.size)
     # Small pictures are enlarged without smoothing.
@@ -116,25 +139,46 @@ def _place(sheet: Image.Image, picture: Image.Image, corner: tuple[int, int], *,
     x, y = corner[0] + (cell - width) // 2, corner[1] + (cell - height) // 2
     sheet.paste(picture.resize((width, height), how), (x, y))
     if frame is not None:
-        ImageDraw.Draw(sheet).rectangle((x - 3, y - 3, x + width + 2, y + height + 2), outline=frame, width=4)
+        _draw_frame(ImageDraw.Draw(sheet), (x - 3, y - 3, x + width + 2, y + height + 2), frame)
+
+
+def _draw_frame(pen: ImageDraw.ImageDraw, box: tuple[int, int, int, int], frame: Frame) -> None:
+    pen.rectangle(box, outline=frame.colour, width=4)
+    if not frame.dashed:
+        return
+    x0, y0, x1, y1 = box
+    for x in range(x0 + DASH, x1 - DASH // 2, 2 * DASH):  # gaps in the edges
+        pen.rectangle((x, y0, x + DASH // 2, y0 + 3), fill=PAPER)
+        pen.rectangle((x, y1 - 3, x + DASH // 2, y1), fill=PAPER)
+    for y in range(y0 + DASH, y1 - DASH // 2, 2 * DASH):
+        pen.rectangle((x0, y, x0 + 3, y + DASH // 2), fill=PAPER)
+        pen.rectangle((x1 - 3, y, x1, y + DASH // 2), fill=PAPER)
 
 
 def _label(pen: ImageDraw.ImageDraw, text: str, corner: tuple[int, int], *, height: int) -> None:
     """Draw text in lines, centred vertically; text that does not fit is cut."""
-    lines: list[str] = []
-    for word in text.split():
-        longer = f"{lines[-1]} {word}" if lines else word
-        if lines and _font(LABEL).getlength(longer) <= LABEL_WIDTH:
-            lines[-1] = longer
-        else:
-            lines.append(word)
-    step = LABEL + 4
-    room = max(1, height // step)
-    if len(lines) > room:
-        lines = [*lines[: room - 1], " ".join(lines[room - 1 :])]
+    step = LABEL + LEADING
+    lines = _lines(text, LABEL, LABEL_WIDTH, max(1, height // step))
     y = corner[1] + (height - step * len(lines)) / 2
     for n, line in enumerate(lines):
-        pen.text((corner[0], y + step * n), _fit(line, LABEL, LABEL_WIDTH), fill=INK, font=_font(LABEL))
+        pen.text((corner[0], y + step * n), line, fill=INK, font=_font(LABEL))
+
+
+def _lines(text: str, size: int, width: float, most: int) -> list[str]:
+    """The text in at most that many lines, broken between words and at line breaks; what does not fit is cut."""
+    lines: list[str] = []
+    for paragraph in text.splitlines():
+        new = True
+        for word in paragraph.split():
+            longer = word if new else f"{lines[-1]} {word}"
+            if not new and _font(size).getlength(longer) <= width:
+                lines[-1] = longer
+            else:
+                lines.append(word)
+            new = False
+    if len(lines) > most:
+        lines = [*lines[: most - 1], " ".join(lines[most - 1 :])]
+    return [_fit(line, size, width) for line in lines]
 
 
 def _fit(text: str, size: int, width: float) -> str:
@@ -170,16 +214,18 @@ def neighbour_sheet(embedded: Embedded, path: Path, *, queries: int = 8, k: int 
     rows, s = nearest_rows(x, images, chosen, k, model.space)
     pictures: list[Picture | None] = []
     captions: list[str] = []
-    frames: list[str | None] = []
+    frames: list[Frame | None] = []
     for query, found, values in zip(chosen.tolist(), rows.tolist(), s.tolist(), strict=True):
-        label = images.labels[query]
+        right = [bool(images.labels[row] == images.labels[query]) for row in found]
+        names = [images.names[int(images.labels[row])] for row in found]
         pictures += [images.sources[query], None, *(images.sources[row] for row in found)]
-        captions += ["query", "", *(f"{value:.2f}" for value in values)]
-        frames += [None, None, *(RIGHT if images.labels[row] == label else WRONG for row in found)]
+        captions += ["query", ""]
+        captions += [f"{'✓' if r else '✗'} {v:.2f}\n{n}" for r, v, n in zip(right, values, names, strict=True)]
+        frames += [None, None, *(RIGHT if r else WRONG for r in right)]
     labels = [images.names[int(images.labels[query])] for query in chosen]
     tested = seen_classes(images.names, model.names).title
-    title = f"{model.plan.data}: queries and their nearest neighbours. {tested}."
+    title = f"{model.plan.data}: queries and their nearest neighbours. {tested}.\n{LEGEND}"
     sheet = contact_sheet(
-        pictures, captions=captions, frames=frames, row_labels=labels, title=title, columns=rows.shape[1] + 2
+        pictures, captions=captions, frames=frames, row_labels=labels, title=title, columns=rows.shape[1] + 2, cell=112
     )
     return save_sheet(sheet, path)

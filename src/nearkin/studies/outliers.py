@@ -14,7 +14,7 @@ from nearkin.files import atomic_file
 from nearkin.methods.strategies import proxy_isa as isa
 from nearkin.methods.strategies.proxy_isa import ProxyISA
 from nearkin.report.charts import INK, PALETTE, figure_style, panels, save_figure
-from nearkin.report.picture_sheets import RIGHT, WRONG, Picture, contact_sheet, save_sheet
+from nearkin.report.picture_sheets import RIGHT, WRONG, Frame, Picture, contact_sheet, save_sheet
 from nearkin.training.checkpoint import Snapshot
 from nearkin.training.images import OpenImages
 from nearkin.training.model import embed_store
@@ -142,7 +142,7 @@ def draw_filtered(found: Filtered, snapshot: Snapshot, opened: OpenImages, path:
     images = opened.images
     pictures: list[Picture | None] = []
     captions: list[str] = []
-    frames: list[str | None] = []
+    frames: list[Frame | None] = []
     labels: list[str] = []
     columns = (found.rows, found.times, found.nearest)
     for row, times, nearest in zip(*(column[:count].tolist() for column in columns), strict=True):
