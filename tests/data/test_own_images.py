@@ -72,10 +72,11 @@ def test_folder_names_what_it_leaves_out(birds):
 
 
 def test_a_class_with_only_empty_files_is_named(birds):
+    save_picture(birds / "owl" / "a.png")
     for file in (birds / "jay").iterdir():
         file.write_bytes(b"")
     dataset = load_dataset(f"folder:{birds}")
-    assert dataset.train.names == ("crow", "tit")
+    assert dataset.train.names == ("crow", "owl")
     assert any("2 empty image files skipped" in note for note in dataset.notes)
     assert any("without images left out: jay" in note for note in dataset.notes)
 
@@ -85,8 +86,20 @@ def test_folder_refuses_too_few_classes_and_no_images(tmp_path):
         load_dataset(f"folder:{tmp_path}")
     save_picture(tmp_path / "a" / "x.png")
     save_picture(tmp_path / "b" / "x.png")
-    with pytest.raises(NearkinError, match=r"2 classes \(a, b\).*at least 3"):
+    with pytest.raises(NearkinError, match=r"2 classes \(a, b\) with at most 1 image each: at least 2 classes of 2"):
         load_dataset(f"folder:{tmp_path}")
+
+
+@pytest.mark.parametrize("counts", [(4, 3), (2, 1, 5)])
+def test_two_or_three_classes_are_split_by_their_images(tmp_path, counts):
+    for name, count in zip("abc", counts, strict=False):
+        for n in range(count):
+            save_picture(tmp_path / name / f"{n}.png")
+    dataset = load_dataset(f"folder:{tmp_path}")
+    assert dataset.train.counts.tolist() == [(count + 1) // 2 for count in counts]
+    assert len(dataset.test) == sum(count // 2 for count in counts)
+    assert not {*dataset.train.sources} & {*dataset.test.sources}
+    assert any("nothing about unseen classes" in note for note in dataset.notes)
 
 
 def test_one_training_class_is_refused(tmp_path):
@@ -138,14 +151,14 @@ def test_csv_with_only_roles_trains_on_the_rest(tmp_path):
 
 
 def test_csv_skips_missing_files_and_repeats_by_name(tmp_path):
-    spec = table(tmp_path, "path,label\n1.png,a\n1.png,a\n2.png,b\n3.png,c\n4.png,d\n")
+    spec = table(tmp_path, "path,label\n1.png,a\n1.png,a\n2.png,b\n3.png,c\n4.png,d\n5.png,e\n")
     (tmp_path / "4.png").unlink()
     dataset = load_dataset(spec)
     notes = " ".join(dataset.notes)
     assert "1 missing image file skipped: 4.png." in notes
     assert "1 class without images left out: d." in notes
     assert "1 row that repeats an earlier one skipped." in notes
-    assert len(dataset.train) + len(dataset.test) == 3
+    assert len(dataset.train) + len(dataset.test) == 4
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ def test_folds_cut_all_classes_once():
 
 
 @pytest.mark.parametrize(
-    "how", [{"fraction": 0.0}, {"fraction": 1.0}, {"fold": (4, 4)}, {"fold": (0, 1)}, {"fraction": 0.1}]
+    "how", [{"fraction": 0.0}, {"fraction": 1.0}, {"fold": (4, 4)}, {"fold": (0, 1)}, {"fraction": 0.9}]
 )
 def test_held_out_refuses_too_few_classes(how):
     with pytest.raises(NearkinError):

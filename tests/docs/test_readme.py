@@ -30,7 +30,7 @@ COMMANDS = [
     for block in re.findall(r"```sh\n(.*?)```", README, re.DOTALL)
     for line in block.splitlines()
 ]
-QUICK = ["--epochs", "1", "--batch", "12", "--size", "32", "--device", "cpu"]
+QUICK = ["--epochs", "1", "--size", "32", "--device", "cpu"]
 
 
 @pytest.fixture(scope="module")

@@ -75,7 +75,8 @@ def _plan_flags() -> list[inspect.Parameter]:
     hints, of_backbone = get_type_hints(Plan), backbone_settings(Plan.backbone)
     flags = []
     for field in dataclasses.fields(Plan):
-        shown = ",".join(field.default) if isinstance(field.default, tuple) else str(field.default)
+        default = ",".join(field.default) if isinstance(field.default, tuple) else str(field.default)
+        shown = field.metadata["shown"] or default
         shown += f"; {Plan.backbone}: {of_backbone[field.name]}" if field.name in of_backbone else ""
         option = typer.Option(help=field.metadata["help"], show_default=shown or "empty")
         hint = str if get_origin(hints[field.name]) is tuple else hints[field.name]

@@ -77,7 +77,7 @@ def make_glyphs(
     names = tuple(f"{unicodedata.name(letter).lower()} {letter}" for letter in made.letters)
     images = Images(made.pixels.flatten(0, 1), torch.arange(classes).repeat_interleave(samples), names)
     train, test = in_halves(images)
-    return Dataset("glyphs", train, test, (_left_out(made.dropped), *notes))
+    return Dataset("glyphs", train, test, (_left_out(made.dropped), *notes), small_grey=True)
 
 
 def _left_out(count: int) -> str:

@@ -83,6 +83,7 @@ class Dataset:
     train: Images
     test: Images
     notes: tuple[str, ...] = ()
+    small_grey: bool = False  # small grey images, such as letters; else photographs
 
 
 def from_keys(paths: Sequence[Path], keys: Sequence[Key], *, names: Mapping[Key, str] | None = None) -> Images:

@@ -18,19 +18,23 @@ from nearkin.data.image_files import (
     train_and_test,
 )
 from nearkin.data.images import Dataset, Images, counted, from_keys, listed
-from nearkin.data.splits import in_halves
+from nearkin.data.pixels.decode import all_small_grey
+from nearkin.data.splits import in_halves, within_classes
 from nearkin.errors import NearkinError
 
 
 def read_folder(path: Path) -> Dataset:
-    """Read one folder per class, in `train/` and `test/` if there are both, else split in halves by class name."""
+    """Read one folder per class, in `train/` and `test/` if there are both, else split in halves by class name.
+
+    Fewer than four classes are split by their images.
+    """
     if not os.path.isdir(path):
         raise NearkinError(f"There is no folder {path}: folder:PATH needs one folder of images per class.")
     if halves := train_and_test(path):
         (train, notes), (test, more) = (_read_classes(half, root=path) for half in halves)
         if others := [folder.name for folder in subfolders(path) if folder not in halves]:
             more.append(f"Folders beside train and test left out: {listed(others)}.")
-        return Dataset("folder", train, test, (*notes, *more))
+        return Dataset("folder", train, test, (*notes, *more), small_grey=_small_grey(train))
     images, notes = _read_classes(path, root=path)
     return _halved("folder", images, notes, without="train/ and test/ folders")
 
@@ -60,17 +64,37 @@ def _left_out(names: list[str], one: str, many: str) -> list[str]:
 
 
 def _halved(name: str, images: Images, notes: list[str], *, without: str) -> Dataset:
-    if images.classes < 3:
-        raise NearkinError(
-            f"{name} found {counted(images.classes, 'class', 'classes')} ({listed(images.names)}): "
-            f"without {without} at least 3 are needed, the first half to train and the others to test."
-        )
+    if images.classes < 4:
+        return _halved_within_classes(name, images, notes)
     train, test = in_halves(images)
     note = (
         f"No {without}: the first {train.classes:,} classes by name ({train.names[0]} … {train.names[-1]}) train, "
         f"the other {test.classes:,} ({test.names[0]} … {test.names[-1]}) test."
     )
-    return Dataset(name, train, test, (*notes, note))
+    return Dataset(name, train, test, (*notes, note), small_grey=_small_grey(images))
+
+
+def _halved_within_classes(name: str, images: Images, notes: list[str]) -> Dataset:
+    """Split the images of two or three classes, of which none can be kept for testing alone."""
+    classes = counted(images.classes, "class", "classes")
+    if images.classes < 2 or int(images.counts.max()) < 2:
+        raise NearkinError(
+            f"{name} found {classes} ({listed(images.names)}) with at most "
+            f"{counted(int(images.counts.max()), 'image', 'images')} each: at least 2 classes of 2 images are needed."
+        )
+    train, test = within_classes(images)
+    note = (
+        f"{classes} ({listed(images.names)}) are too few to keep some for testing: every second image of each class "
+        "tests, the others train. The scores say how well new images of these classes find each other, and nothing "
+        "about unseen classes, for which at least 4 classes are needed."
+    )
+    return Dataset(name, train, test, (*notes, note), small_grey=_small_grey(images))
+
+
+def _small_grey(images: Images) -> bool:
+    """Whether a sample of the image files, spread over all classes, is small and grey as far as it can be read."""
+    paths = [Path(str(path)) for path in images.sources]
+    return all_small_grey(paths[:: len(paths) // 32 + 1])
 
 
 class _Row(NamedTuple):
@@ -96,7 +120,7 @@ def read_csv(path: Path) -> Dataset:
         images = from_keys([row.path for row in good], [row.label for row in good])
         return _halved("csv", images, notes, without="split column")
     train, test = (_split(good, split, path, notes) for split in ("train", "test"))
-    return Dataset("csv", train, test, tuple(notes))
+    return Dataset("csv", train, test, tuple(notes), small_grey=_small_grey(train))
 
 
 def _row(fields: dict[str, str], path: Path, number: int) -> _Row:

@@ -1,5 +1,7 @@
 """Split images by classes, or sample a fraction of each class; deterministic functions of their arguments."""
 
+from dataclasses import replace
+
 import torch
 
 from nearkin.data.images import Dataset, Images
@@ -12,24 +14,34 @@ def in_halves(images: Images) -> tuple[Images, Images]:
     return images.of_classes(range(middle)), images.of_classes(range(middle, images.classes))
 
 
+def within_classes(images: Images) -> tuple[Images, Images]:
+    """Split every class: its first, third, … image and its second, fourth, …"""
+    by_class = images.labels.argsort(stable=True)
+    starts = images.counts.cumsum(0) - images.counts
+    odd = (torch.arange(len(images)) - starts[images.labels[by_class]]) % 2 == 1
+    return images.take(by_class[~odd].sort().values), images.take(by_class[odd].sort().values)
+
+
 def swapped(dataset: Dataset) -> Dataset:
     """Swap training and test classes."""
     if dataset.test.query is not None:
         raise NearkinError(f"{dataset.name} has a query/gallery test part, so its halves cannot be swapped.")
     note = "Halves swapped: training and test classes are exchanged."
-    return Dataset(dataset.name, dataset.test, dataset.train, (*dataset.notes, note))
+    return replace(dataset, train=dataset.test, test=dataset.train, notes=(*dataset.notes, note))
 
 
 def held_out(train: Images, *, fraction: float = 0.25, fold: tuple[int, int] | None = None) -> tuple[Images, Images]:
     """Split training images by classes into (train, validation).
 
-    Validation is the last `fraction` of the classes, or with `fold=(i, n)` block i (0 … n-1) of n contiguous blocks.
+    Validation is the last `fraction` of the classes, at least two, or with `fold=(i, n)` block i (0 … n-1) of n
+    contiguous blocks.
     """
     first, last = _last_block(train.classes, fraction) if fold is None else _block(train.classes, *fold)
     kept = train.classes - (last - first)
     if kept < 2 or last - first < 2:
         raise NearkinError(
-            f"Holding out {last - first} of {train.classes} training classes leaves {kept}: both sides need at least 2."
+            f"Holding out {last - first} of {train.classes} training classes leaves {kept}, and both sides need at "
+            "least 2: add classes, or train without held-out classes."
         )
     validation = (train.labels >= first) & (train.labels < last)
     return train.take(~validation), train.take(validation)
@@ -38,7 +50,7 @@ def held_out(train: Images, *, fraction: float = 0.25, fold: tuple[int, int] | N
 def _last_block(classes: int, fraction: float) -> tuple[int, int]:
     if not 0 < fraction < 1:
         raise NearkinError(f"The held-out fraction of the classes must be between 0 and 1, not {fraction}.")
-    return classes - max(1, round(fraction * classes)), classes
+    return classes - max(2, round(fraction * classes)), classes
 
 
 def _block(classes: int, i: int, n: int) -> tuple[int, int]:

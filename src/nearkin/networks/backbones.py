@@ -128,6 +128,11 @@ BACKBONES: dict[str, Backbone] = {
 }
 
 
+def default_backbone(*, small_grey: bool) -> str:
+    """Return the backbone to train if none is named: the first of the table that is made for such images."""
+    return next(name for name, row in BACKBONES.items() if (row.channels == 1) == small_grey)
+
+
 def backbone_settings(name: str) -> Mapping[str, Any]:
     """Return a backbone's defaults for the settings of a plan."""
     return BACKBONES[name].settings if name in BACKBONES else {}

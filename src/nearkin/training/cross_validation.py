@@ -49,10 +49,10 @@ def cross_validate(
     reporter = reporter or Reporter()
     chosen = settings if resume else {"metrics": METRICS, **settings, "folds": settings.get("folds") or 4}
     wanted = repeats or (_started_repeats(out) if resume and out is not None else 1)
-    with open_run(out, resume=resume, settings=chosen) as (run, plan):
+    with open_run(out, resume=resume, settings=chosen, reporter=reporter) as (run, plan, data):
         write_json(run.path / REPEATS, {"repeats": wanted})  # needed to resume
         try:
-            train_run(run, plan, resume=resume, reporter=reporter)
+            train_run(run, plan, data, resume=resume, reporter=reporter)
         except NearkinError:
             if not run.config.exists():  # settings that cannot work leave no run behind
                 (run.path / REPEATS).unlink()

@@ -24,11 +24,11 @@ from nearkin.training.run_metric import RunMetric
 
 
 def train_folds(
-    run: RunFolder, plan: Plan, train_model: Callable[..., Embedded], *, resume: bool, reporter: Reporter
+    run: RunFolder, plan: Plan, train_model: Callable[[RunFolder, Plan], Embedded], *, reporter: Reporter
 ) -> Embedded:
     """Train the model of every unfinished fold, measure all, and return the test set as they embed it together.
 
-    `train_model(run, plan, resume=…, reporter=…)` trains one model into a run folder, or resumes it.
+    `train_model(run, plan)` trains one model into a run folder, or resumes it.
     """
     parts = [RunFolder(run.path / f"fold-{number}") for number in range(1, plan.folds + 1)]
     example = method(plan.method, classes=2, dim=plan.dim, space=plan.space or None)
@@ -45,7 +45,7 @@ def train_folds(
         for number, part in enumerate(parts, start=1):
             reporter.note(f"Fold {number} of {plan.folds}")
             if not part.result.exists():
-                train_model(part, dataclasses.replace(plan, fold=number), resume=resume, reporter=reporter)
+                train_model(part, dataclasses.replace(plan, fold=number))
             part.checkpoint.unlink(missing_ok=True)  # three times the size of the model, and no longer needed
     except NearkinError:
         if not parts[0].config.exists():

@@ -14,13 +14,13 @@ import torch
 
 from nearkin.console import Reporter
 from nearkin.data.datasets import load_dataset
-from nearkin.data.images import Images
+from nearkin.data.images import Dataset, Images
 from nearkin.data.pixels.stores import Store
 from nearkin.data.pixels.views import augment
 from nearkin.errors import NearkinError
 from nearkin.files import LOCK, Json, read_json, write_json, write_lock
 from nearkin.methods.catalogue import method
-from nearkin.networks.backbones import backbone_settings
+from nearkin.training.defaults import fit_plan
 from nearkin.training.folds import train_folds
 from nearkin.training.images import Embedded, open_images, training_images
 from nearkin.training.loop import Network, Training
@@ -55,35 +55,44 @@ def train(
     `log(values, step)` receives losses and scores during training, after a resume first the earlier ones. Within
     `keep_images_open()` trainings on the same images read them once.
     """
-    with open_run(out, resume=resume, settings=settings) as (run, plan):
-        train_run(run, plan, resume=resume, reporter=reporter, after_test=after_test, log=log)
+    reporter = reporter or Reporter()
+    with open_run(out, resume=resume, settings=settings, reporter=reporter) as (run, plan, data):
+        train_run(run, plan, data, resume=resume, reporter=reporter, after_test=after_test, log=log)
     return run
 
 
 def train_run(
     run: RunFolder,
     plan: Plan,
+    data: Dataset | None,
     *,
     resume: bool,
-    reporter: Reporter | None = None,
+    reporter: Reporter,
     after_test: Callable[[Embedded], object] | None = None,
     log: Log | None = None,
 ) -> None:
-    """Train the model of a run, or the models of its folds, unless the run is finished. The caller holds its lock."""
+    """Train the model of a run, or the models of its folds, unless the run is finished. The caller holds its lock.
+
+    The data set of the plan is loaded unless the caller has it already.
+    """
     if run.result.exists():
         return
-    reporter = reporter or Reporter()
-    if plan.folds and not plan.fold:
-        embedded = train_folds(run, plan, partial(train_model, log=log), resume=resume, reporter=reporter)
-    else:
-        embedded = train_model(run, plan, resume=resume, reporter=reporter, log=log)
+    data = data or load_dataset(plan.data, halves=plan.halves)
+    for sentence in data.notes:
+        reporter.note(sentence)
+    train_one = partial(train_model, data=data, resume=resume, reporter=reporter, log=log)
+    embedded = (
+        train_folds(run, plan, train_one, reporter=reporter) if plan.folds and not plan.fold else train_one(run, plan)
+    )
     if after_test is not None:
         after_test(embedded)
 
 
-def train_model(run: RunFolder, plan: Plan, *, resume: bool, reporter: Reporter, log: Log | None = None) -> Embedded:
+def train_model(
+    run: RunFolder, plan: Plan, *, data: Dataset, resume: bool, reporter: Reporter, log: Log | None = None
+) -> Embedded:
     """Train one model, with `resume` from its last checkpoint if there is one; return the test set as it embeds it."""
-    training, head_scale = build_training(run, plan, reporter=reporter, log=log)
+    training, head_scale = build_training(run, plan, data, reporter=reporter, log=log)
     training.batches()  # refuses impossible batches before anything is written
     resolved = _resolved(training) | {"head_scale": head_scale, "own_streams": True}
     if resume and run.checkpoint.exists():
@@ -115,14 +124,17 @@ def _resolved(training: Training) -> Json:
     }
 
 
-def build_training(run: RunFolder, plan: Plan, *, reporter: Reporter, log: Log | None = None) -> tuple[Training, float]:
-    """Build all that the loop needs; return it with the factor by which the head was rescaled."""
+def build_training(
+    run: RunFolder, plan: Plan, data: Dataset | None = None, *, reporter: Reporter, log: Log | None = None
+) -> tuple[Training, float]:
+    """Build all that the loop needs; return it with the factor by which the head was rescaled.
+
+    The data set of the plan is loaded unless it is passed.
+    """
     torch.backends.cudnn.benchmark = True  # every training step has the same shapes
     tracker = Tracker(plan, run.path / "tensorboard", log)
 
-    data = load_dataset(plan.data, halves=plan.halves)
-    for sentence in data.notes:
-        reporter.note(sentence)
+    data = data or load_dataset(plan.data, halves=plan.halves)
     train_set, validation_set = training_images(plan, data)
 
     dim = embedding_dim(plan)
@@ -202,16 +214,19 @@ def _compile(model: Model) -> Network:
 
 
 @contextmanager
-def open_run(out: str | Path | None, *, resume: bool, settings: Mapping[str, Any]) -> Iterator[tuple[RunFolder, Plan]]:
+def open_run(
+    out: str | Path | None, *, resume: bool, settings: Mapping[str, Any], reporter: Reporter
+) -> Iterator[tuple[RunFolder, Plan, Dataset | None]]:
     """Make or find the folder of a run, and hold its lock while one works in it.
 
-    A folder in which nothing could be started is removed again. An interrupt is raised as `Interrupted`.
+    A folder in which nothing could be started is removed again. An interrupt is raised as `Interrupted`. A new run's
+    data set is returned, since its defaults depend on it.
     """
     folders: list[RunFolder] = []
     try:
-        with _open_folder(out, resume=resume, settings=settings) as (run, plan):
+        with _open_folder(out, resume=resume, settings=settings, reporter=reporter) as (run, plan, data):
             folders.append(run)
-            yield run, plan
+            yield run, plan, data
     except KeyboardInterrupt as interrupt:
         started = [run.path for run in folders if run.config.exists()]
         raise Interrupted(started[0] if started else None) from interrupt
@@ -219,8 +234,8 @@ def open_run(out: str | Path | None, *, resume: bool, settings: Mapping[str, Any
 
 @contextmanager
 def _open_folder(
-    out: str | Path | None, *, resume: bool, settings: Mapping[str, Any]
-) -> Iterator[tuple[RunFolder, Plan]]:
+    out: str | Path | None, *, resume: bool, settings: Mapping[str, Any], reporter: Reporter
+) -> Iterator[tuple[RunFolder, Plan, Dataset | None]]:
     if resume:
         if out is None:
             raise NearkinError("Say which run to resume: --resume --out runs/NAME.")
@@ -229,16 +244,21 @@ def _open_folder(
         run = RunFolder(out)
         read_json(run.config)  # the error says that this is not a run
         with write_lock(run.path):
-            yield run, make_plan(read_json(run.config)["plan"], {})
+            yield run, make_plan(read_json(run.config)["plan"], {}), None
         return
-    plan = make_plan(settings, backbone_settings(settings.get("backbone", Plan.backbone)))
+    # Refuse wrong settings before the data are read; which snapshots there can be depends on the backbone's epochs.
+    asked = make_plan({name: value for name, value in settings.items() if name != "snapshots"}, {})
+    data = load_dataset(asked.data, halves=asked.halves)
+    plan, notes = fit_plan(settings, data)
+    for sentence in notes:
+        reporter.note(sentence)
     run = RunFolder(out if out is not None else _make_folder(plan))
     made = out is None or not run.path.exists()
     run.path.mkdir(parents=True, exist_ok=True)
     with write_lock(run.path):
         _check_empty(run)
         try:
-            yield run, plan
+            yield run, plan, data
         finally:
             if not run.config.exists():
                 (run.path / LOCK).unlink()

@@ -22,9 +22,9 @@ Optimiser = Literal["adamw", "adam", "rmsprop", "sgd"]
 Select = Literal["last", "validation", "test"]
 
 
-def setting(default: Any, help_text: str) -> Any:
-    """Return a field with the text that `--help` shows."""
-    return dataclasses.field(default=default, metadata={"help": help_text})
+def setting(default: Any, help_text: str, *, shown: str = "") -> Any:
+    """Return a field with the text that `--help` shows, and its default in words if the data decide on it."""
+    return dataclasses.field(default=default, metadata={"help": help_text, "shown": shown})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +35,11 @@ class Plan:
     method: str = setting(
         "proxy_anchor", "Loss or strategy, such as 'xbm(contrastive, size=1024)'; see nearkin methods."
     )
-    backbone: str = setting("conv4", "Network: conv4, lite0, resnet50, … or the name of any timm model.")
+    backbone: str = setting(
+        "conv4",
+        "Network: conv4, lite0, resnet50, … or the name of any timm model.",
+        shown="lite0 for photographs, conv4 for small grey images",
+    )
     weights: str = setting("default", "Initial weights of the network: default, none (random), or a file.")
     dim: int = setting(512, "Dimension of the embedding (0: no linear head, the pooled features of the trunk).")
     pool: str = setting("avg+max", "Pooling of the feature map: avg, max, avg+max (summed), gem.")
@@ -58,7 +62,7 @@ class Plan:
     halves: Literal["first", "swapped"] = setting("first", "Which half of the classes to train on.")
     fraction: float = setting(1.0, "Fraction of the training images of each class to use, 0 to 1.")
     epochs: int = setting(60, "Passes over the training set (0: measure the untrained network).")
-    batch: int = setting(180, "Images per batch.")
+    batch: int = setting(180, "Images per batch; by default fewer if there are few images.")
     images_per_class: int = setting(-1, "Images per class in a batch (0: random; -1: as the method needs).")
     optimiser: Optimiser = setting("adamw", "Optimiser.")
     lr: float = setting(1e-4, "Learning rate of the trunk; that of proxies is this times the speed of the method.")

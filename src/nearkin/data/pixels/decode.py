@@ -13,6 +13,7 @@ import stat
 import struct
 import warnings
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -45,6 +46,10 @@ FILE_LIMIT = 2**30
 READS = 100_000
 """Most reads by Pillow of one file: several times what twenty megabytes of PNG in small chunks need."""
 
+SMALL = 64
+"""The largest short side of a small image, in pixels."""
+
+_GREY = ("1", "L", "LA", "I")  # Pillow's grey modes
 _MAGIC = 16  # bytes by which Pillow recognises a format
 _ORIENTATION = 0x0112  # the EXIF tag
 _SIDEWAYS = (5, 6, 7, 8)  # its values that swap height and width
@@ -184,6 +189,15 @@ def measure(path: Path, *, short_side: int, limit: int = PIXEL_LIMIT) -> tuple[i
     except OSError as error:
         raise _unreadable(path, error) from None
     return stored_size(width, height, short_side) if sideways else stored_size(height, width, short_side)
+
+
+def all_small_grey(paths: Iterable[Path]) -> bool:
+    """Whether all images that can be read are grey and have a short side of at most SMALL, by their headers alone."""
+    found = []
+    for path in paths:
+        with suppress(BadImage, OSError), open_regular(path) as file, _open(file, path, PIXEL_LIMIT) as image:
+            found.append(image.mode.split(";")[0] in _GREY and min(image.size) <= SMALL)
+    return bool(found) and all(found)
 
 
 def decode(
