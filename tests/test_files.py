@@ -11,7 +11,16 @@ import torch
 
 import nearkin
 from nearkin.errors import NearkinError
-from nearkin.files import atomic_file, provenance, read_json, read_tensors, write_json, write_lock, write_tensors
+from nearkin.files import (
+    append_line,
+    atomic_file,
+    provenance,
+    read_json,
+    read_tensors,
+    write_json,
+    write_lock,
+    write_tensors,
+)
 
 
 def test_tensors_and_their_record_are_read_back(tmp_path):
@@ -53,6 +62,45 @@ def test_missing_or_broken_json_is_refused(tmp_path):
     (tmp_path / "config.json").write_text('{"a": ')
     with pytest.raises(NearkinError, match="damaged"):
         read_json(tmp_path / "config.json")
+
+
+def test_a_changed_value_in_json_is_refused_and_the_first_version_had_no_digest(tmp_path):
+    path = tmp_path / "x.json"
+    content = {"steps": 800, "rows": [{"a": 0.1}], "names": ["é", "\udce9"], "none": None, "nan": float("inf")}
+    write_json(path, content | {"tuple": (1, 2)})
+    assert read_json(path) == content | {"tuple": [1, 2]}
+    path.write_text(path.read_text().replace("800", "900"))
+    with pytest.raises(NearkinError, match=r"x\.json is damaged .*not what was written"):
+        read_json(path)
+    path.write_text('{"steps": 800}')
+    assert read_json(path) == {"steps": 800}
+
+
+@pytest.mark.parametrize("text", ["[]", "7", "null", "[" * 100_000, '{"steps": "800"}', '{"step": 800}'])
+def test_json_of_another_kind_is_refused(tmp_path, text):
+    (tmp_path / "x.json").write_text(text)
+    with pytest.raises(NearkinError, match="damaged"):
+        read_json(tmp_path / "x.json", needs={"steps": int})
+
+
+def test_tensors_without_a_needed_entry_are_refused(tmp_path):
+    path = tmp_path / "x.safetensors"
+    write_tensors(path, {"a": torch.arange(3)}, {"step": 3})
+    assert read_tensors(path, needs={"step": int})[1] == {"step": 3}
+    with pytest.raises(NearkinError, match="'images' is missing"):
+        read_tensors(path, needs={"images": int})
+
+
+def test_a_written_file_is_synced_before_and_its_folder_after_the_rename(tmp_path, monkeypatch):
+    seen = []
+    for name in ("fsync", "replace"):
+        act = getattr(os, name)
+        monkeypatch.setattr(os, name, lambda *a, name=name, act=act: (seen.append(name), act(*a))[1])
+    write_json(tmp_path / "x.json", {})
+    assert seen == ["fsync", "replace", "fsync"][: 2 if os.name == "nt" else 3]
+    seen.clear()
+    append_line(tmp_path / "x.jsonl", {"a": 1})
+    assert seen == ["fsync"]
 
 
 def test_provenance_names_versions_commit_and_hardware(monkeypatch):

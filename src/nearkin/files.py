@@ -1,5 +1,9 @@
-"""Files written whole or not at all: JSON and tensors; a lock for writers, the cache folder, and provenance."""
+"""Files written whole or not at all: JSON and tensors; a lock for writers, the cache folder, and provenance.
 
+Every record carries a digest of its content. What cannot be read as it was written is an error in one sentence.
+"""
+
+import errno
 import hashlib
 import json
 import os
@@ -7,17 +11,18 @@ import platform
 import subprocess
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from types import UnionType
+from typing import IO, Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from nearkin.errors import NearkinError
+from nearkin.errors import NearkinError, first_line
 
 try:
     import fcntl
@@ -28,6 +33,10 @@ VERSION = "0.1.0"
 """The version of nearkin, as in pyproject.toml; `nearkin.__version__` is this."""
 
 Json = dict[str, Any]
+Needs = Mapping[str, type | UnionType]
+"""The entries that a record must have, with their types."""
+
+NOTHING_NEEDED: Needs = {}
 LOCK = ".lock"
 
 
@@ -40,18 +49,52 @@ def cache_dir() -> Path:
 @contextmanager
 def atomic_file(path: Path) -> Iterator[Path]:
     """Yield a temporary path that replaces `path` once it is on disk; an error leaves `path` unchanged."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         temporary.touch()
         mode = temporary.stat().st_mode  # as the user's umask has it; a library may replace the file by a private one
         yield temporary
         temporary.chmod(mode)
         with temporary.open("rb+") as file:
-            os.fsync(file.fileno())
+            sync_file(file)
         temporary.replace(path)
+        sync_folder(path.parent)
+    except OSError as error:
+        raise cannot_write(path, error) from None
     finally:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+
+
+def sync_file(file: IO[Any]) -> None:
+    """Flush a file to disk."""
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def sync_folder(folder: Path) -> None:
+    """Flush a folder's list of files to disk, if the system supports it."""
+    if os.name == "nt":
+        return
+    try:
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP, errno.EACCES):  # as some network drives answer
+            raise
+
+
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+
+
+def cannot_write(path: Path, error: OSError) -> NearkinError:
+    """The error that says why a file or folder cannot be written, and what to do."""
+    what_to_do = "make room, then run the command again" if error.errno in _FULL else "choose another place"
+    return NearkinError(f"Cannot write {path} ({error.strerror or error}): {what_to_do}.")
 
 
 @contextmanager
@@ -94,33 +137,92 @@ def _is_running(pid: int) -> bool:
 
 
 def write_json(path: Path, content: Json) -> None:
-    """Write a JSON file atomically."""
+    """Write a record with its digest as JSON, atomically."""
     with atomic_file(path) as temporary:
-        temporary.write_text(json.dumps(content, indent=2) + "\n")
+        temporary.write_text(json.dumps(seal(content), indent=2) + "\n", encoding="utf-8")
 
 
-def read_json(path: Path) -> Json:
-    """Read a JSON file that holds one record."""
+def read_json(path: Path, *, needs: Needs = NOTHING_NEEDED) -> Json:
+    """Read a record from a JSON file; check its digest and the entries it `needs`."""
     try:
-        content: Json = json.loads(path.read_text())
+        return _read_record(path.read_bytes(), needs)
     except FileNotFoundError:
         raise NearkinError(f"There is no {path}: is {path.parent} a run folder made by nearkin train?") from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise NearkinError(f"{path} is damaged ({error}): restore it, or train again.") from None
+    except ValueError as error:
+        raise NearkinError(f"{path} is damaged ({error}): restore it, or make it again.") from None
+
+
+def append_line(path: Path, content: Json) -> None:
+    """Append a record with its digest as a line; cut off an incomplete last line that a killed process left."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("ab+") as file:
+            file.seek(0)
+            known = file.read()
+            rest = known[known.rfind(b"\n") + 1 :]
+            whole = _is_record(rest)
+            if not whole:
+                file.truncate(len(known) - len(rest))
+            file.write(b"\n" * whole + line_of(content).encode())
+            sync_file(file)
+    except OSError as error:
+        raise cannot_write(path, error) from None
+
+
+def line_of(content: Json) -> str:
+    """A record with its digest as one line of JSON."""
+    return json.dumps(seal(content)) + "\n"
+
+
+def read_lines(path: Path, *, needs: Needs, otherwise: str) -> list[Json]:
+    """Read a file of records, one per line; an incomplete last line, left by a killed process, is ignored.
+
+    `otherwise` says what to do about a damaged line if the file cannot be restored.
+    """
+    if not path.exists():
+        return []
+    *lines, rest = path.read_bytes().split(b"\n")
+    found = []
+    for number, line in enumerate([*lines, rest] if _is_record(rest) else lines, start=1):
+        try:
+            found.append(_read_record(line, needs))
+        except ValueError as error:
+            raise NearkinError(f"{path} is damaged in line {number} ({error}): restore it, or {otherwise}.") from None
+    return found
+
+
+def _read_record(text: bytes, needs: Needs) -> Json:
+    """Parse a record; raise ValueError if it is not what was written."""
+    try:
+        content = json.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
     if not isinstance(content, dict):
-        raise NearkinError(f"{path} is damaged (it is not a record): restore it, or train again.")
+        raise ValueError("it is not a record")
+    content = unseal(content)
+    for name, kind in needs.items():
+        if not isinstance(content.get(name), kind):
+            raise ValueError(f"its entry {name!r} is missing or of the wrong type")
     return content
+
+
+def _is_record(text: bytes) -> bool:
+    try:
+        return bool(_read_record(text, NOTHING_NEEDED))
+    except ValueError:
+        return False
 
 
 def seal(content: Json) -> Json:
     """Return a record with a digest of its content, which `unseal` compares."""
-    return content | {"sha256": hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()}
+    as_read = json.loads(json.dumps(content))  # names are text, and tuples are lists
+    return content | {"sha256": hashlib.sha256(json.dumps(as_read, sort_keys=True).encode()).hexdigest()}
 
 
 def unseal(content: Json) -> Json:
     """Return a record without its digest; raise ValueError if they do not match. The first version wrote no digest."""
     bare = {name: value for name, value in content.items() if name != "sha256"}
-    if "sha256" in content and seal(bare) != content:
+    if "sha256" in content and seal(bare)["sha256"] != content["sha256"]:
         raise ValueError("its content is not what was written")
     return bare
 
@@ -130,7 +232,10 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], about: Json | None 
     content = {k: t.detach().cpu().contiguous() for k, t in tensors.items()}
     text = json.dumps(about or {})
     with atomic_file(path) as temporary:
-        save_file(content, temporary, {"about": text, "sha256": _digest(content, text)})
+        try:
+            save_file(content, temporary, {"about": text, "sha256": _digest(content, text)})
+        except SafetensorError as error:
+            raise OSError(first_line(error)) from None
         _sort_metadata(temporary)
 
 
@@ -154,19 +259,19 @@ def _digest(tensors: Mapping[str, Tensor], about: str) -> str:
     return digest.hexdigest()
 
 
-def read_tensors(path: Path) -> tuple[dict[str, Tensor], Json]:
-    """Read the tensors and the record of a file from `write_tensors`; check its digest."""
+def read_tensors(path: Path, *, needs: Needs = NOTHING_NEEDED) -> tuple[dict[str, Tensor], Json]:
+    """Read the tensors and the record of a file from `write_tensors`; check its digest and what the record `needs`."""
     try:
         with safe_open(path, framework="pt") as file:
             tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (not a mapping)
             metadata = file.metadata() or {}
         text = metadata.get("about", "{}")
-        about: Json = json.loads(text)
+        about = _read_record(text.encode(), needs)
         if metadata.get("sha256", known := _digest(tensors, text)) != known:
             raise ValueError("its content has changed since it was written")
     except FileNotFoundError:
         raise NearkinError(f"There is no {path}.") from None
-    except (SafetensorError, json.JSONDecodeError, ValueError) as error:
+    except (SafetensorError, ValueError) as error:
         raise NearkinError(f"{path} is damaged ({error}): restore it, or train again.") from None
     return tensors, about
 

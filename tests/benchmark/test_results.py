@@ -3,8 +3,9 @@
 import pytest
 from benchmark.tiny_suite import append_all
 
-from nearkin.benchmark.results import append_result, merge, read_results
+from nearkin.benchmark.results import merge, read_results
 from nearkin.errors import NearkinError
+from nearkin.files import append_line
 
 
 def test_an_incomplete_last_line_is_ignored_and_a_damaged_one_named(tmp_path):
@@ -13,7 +14,7 @@ def test_an_incomplete_last_line_is_ignored_and_a_damaged_one_named(tmp_path):
     with path.open("a") as file:
         file.write('{"id": "c", "v"')
     assert list(read_results(path)) == ["a", "b"]
-    append_result(path, run_line("a", 3))
+    append_line(path, run_line("a", 3))
     assert [r["seed"] for r in read_results(path).values()] == [3, 2]
     assert path.read_text().count("\n") == 3
     assert read_results(tmp_path / "none.jsonl") == {}
@@ -26,7 +27,7 @@ def test_a_line_that_is_not_a_run_is_named(tmp_path, line):
     path = tmp_path / "results.jsonl"
     append_all(path, [run_line("a")])
     path.write_bytes(path.read_bytes() + line + b"\n")
-    with pytest.raises(NearkinError, match="Line 2 of"):
+    with pytest.raises(NearkinError, match="damaged in line 2"):
         merge([path], tmp_path / "out.jsonl")
 
 
@@ -35,7 +36,7 @@ def test_a_run_without_the_last_newline_is_a_run(tmp_path):
     append_all(path, [run_line("a"), run_line("b")])
     path.write_text(path.read_text().rstrip("\n"))
     assert list(read_results(path)) == ["a", "b"]
-    append_result(path, run_line("c"))
+    append_line(path, run_line("c"))
     assert list(read_results(path)) == ["a", "b", "c"]
 
 
@@ -72,11 +73,11 @@ def test_results_of_two_machines_are_merged(tmp_path):
 
 def test_a_changed_number_in_a_results_file_is_found(tmp_path):
     file = tmp_path / "results.jsonl"
-    append_result(file, {"id": "a", "seed": 0, "scores": {"R@1": 61.25}})
-    append_result(file, {"id": "b", "seed": 0, "scores": {"R@1": 50.0}})
+    append_line(file, {"id": "a", "seed": 0, "scores": {"R@1": 61.25}})
+    append_line(file, {"id": "b", "seed": 0, "scores": {"R@1": 50.0}})
     assert read_results(file)["a"] == {"id": "a", "seed": 0, "scores": {"R@1": 61.25}}
     file.write_text(file.read_text().replace("61.25", "81.25"))
-    with pytest.raises(NearkinError, match="Line 1 of"):
+    with pytest.raises(NearkinError, match="damaged in line 1"):
         read_results(file)
 
 

@@ -1,6 +1,6 @@
 """A small suite and its results for the tests of this folder."""
 
-from nearkin.benchmark.results import append_result
+from nearkin.files import append_line
 
 TINY = """
 title = "Tiny"
@@ -40,4 +40,4 @@ def written(folder, text=TINY, name="tiny"):
 
 def append_all(path, records):
     for record in records:
-        append_result(path, record)
+        append_line(path, record)

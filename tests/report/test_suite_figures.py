@@ -6,10 +6,10 @@ import pytest
 from PIL import Image
 
 from nearkin.benchmark.planned_runs import plan_suite
-from nearkin.benchmark.results import append_result
 from nearkin.benchmark.runner import SuiteResults
 from nearkin.benchmark.suite import load_suite
 from nearkin.cli import main
+from nearkin.files import append_line
 from nearkin.report.suite_figures import curves, write_figures, write_suite
 
 SUITE = """
@@ -146,7 +146,7 @@ def test_files_are_written_and_reproducible(tmp_path):
 def test_the_command_writes_and_names_the_files(tmp_path, monkeypatch, capsys):
     made = suite_results(tmp_path)
     for key, record in made.runs.items():
-        append_result(tmp_path / "out" / "results.jsonl", {"id": key, **record})
+        append_line(tmp_path / "out" / "results.jsonl", {"id": key, **record})
     words = ["nearkin", "bench", str(tmp_path / "proxies.toml"), "--show", "--out", str(tmp_path / "out")]
     monkeypatch.setattr(sys, "argv", [*words, "--format", "markdown"])
     with pytest.raises(SystemExit) as stopped:

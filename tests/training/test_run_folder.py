@@ -1,7 +1,5 @@
 """The log of a run folder after a kill."""
 
-import json
-
 import pytest
 
 from nearkin.errors import NearkinError
@@ -17,7 +15,24 @@ def test_an_incomplete_log_line_is_ignored(tmp_path):
         file.write('{"step": 3, "lo')
     assert run.events() == events
     run.keep_events(1)
-    assert run.log.read_text() == json.dumps(events[0]) + "\n"
+    assert run.events() == events[:1]
+    assert run.log.read_bytes().count(b"\n") == 1
+    with pytest.raises(NearkinError, match="has 1 of the 2 lines"):
+        run.keep_events(2)
+
+
+def test_a_changed_number_in_the_log_is_found(tmp_path):
+    run = RunFolder(tmp_path)
+    run.append({"event": "epoch", "step": 8, "loss": 0.25})
+    run.log.write_text(run.log.read_text().replace("0.25", "0.35"))
+    with pytest.raises(NearkinError, match="damaged in line 1"):
+        run.events()
+
+
+def test_the_log_of_the_first_version_has_no_digests(tmp_path):
+    run = RunFolder(tmp_path)
+    run.log.write_text('{"event": "epoch", "step": 8}\n')
+    assert run.events() == [{"event": "epoch", "step": 8}]
 
 
 @pytest.mark.parametrize("line", [b"{", b"[]", b"7", b'{"step": 1}', b"\xff", b""])

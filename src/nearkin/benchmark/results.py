@@ -4,8 +4,6 @@ results.jsonl              one line per run: id, what decides its outcome, score
 queries/ID.safetensors     for the bootstrap: the class of every test query and its value of each metric
 """
 
-import json
-import os
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,11 +13,11 @@ import torch
 from torch import Tensor
 
 from nearkin.errors import NearkinError
-from nearkin.files import Json, atomic_file, read_tensors, seal, unseal, write_tensors
+from nearkin.files import Json, Needs, atomic_file, line_of, read_lines, read_tensors, write_tensors
 
 LABELS = "labels"
-NEEDED = {"id", "seed", "scores"}
-"""The keys that every run has."""
+NEEDED: Needs = {"id": str, "seed": int, "scores": dict}
+"""The entries that every run has."""
 
 
 class Merged(NamedTuple):
@@ -41,47 +39,8 @@ def read_results(path: str | Path) -> dict[str, Json]:
 
     An incomplete last line, left by a killed process, is ignored.
     """
-    file = Path(path)
-    if not file.exists():
-        return {}
-    found: dict[str, Json] = {}
-    *lines, rest = file.read_bytes().split(b"\n")
-    for number, line in enumerate([*lines, rest] if _record(rest) else lines, start=1):
-        record = _record(line)
-        if record is None:
-            raise NearkinError(f"Line {number} of {file} is not a run: remove the line, or restore the file.")
-        found[record["id"]] = record
-    return found
-
-
-def _record(line: bytes) -> Json | None:
-    """The run in a line, or None if it holds none."""
-    try:
-        record = unseal(json.loads(line))
-        return record if record.keys() >= NEEDED and isinstance(record["scores"], dict) else None
-    except (ValueError, AttributeError):  # ValueError: not JSON, not UTF-8, or not what was written
-        return None
-
-
-def _line(record: Json) -> str:
-    """The line of a run, with a digest."""
-    return json.dumps(seal(record), ensure_ascii=False) + "\n"
-
-
-def append_result(path: Path, record: Json) -> None:
-    """Append a run; an incomplete last line is cut off first."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("ab+") as file:
-        file.seek(0)
-        content = file.read()
-        rest = content[content.rfind(b"\n") + 1 :]
-        if _record(rest):
-            file.write(b"\n")
-        else:
-            file.truncate(len(content) - len(rest))
-        file.write(_line(record).encode())
-        file.flush()
-        os.fsync(file.fileno())
+    lines = read_lines(Path(path), needs=NEEDED, otherwise="remove the line")
+    return {record["id"]: record for record in lines}
 
 
 def merge(paths: Sequence[str | Path], out: str | Path) -> Merged:
@@ -97,7 +56,7 @@ def merge(paths: Sequence[str | Path], out: str | Path) -> Merged:
             first["scores"] = {**record["scores"], **first["scores"]}
         _copy_queries(path.parent, Path(out).parent)
     with atomic_file(Path(out)) as temporary:
-        temporary.write_text("".join(map(_line, kept.values())), encoding="utf-8")
+        temporary.write_text("".join(map(line_of, kept.values())), encoding="utf-8")
     return Merged(len(kept), tuple(conflicts))
 
 

@@ -17,14 +17,14 @@ from typing import Any
 import torch
 
 from nearkin.benchmark.planned_runs import PlannedRun, PlannedSuite, plan_suite
-from nearkin.benchmark.results import Queries, append_result, query_file, read_results, write_queries
+from nearkin.benchmark.results import Queries, query_file, read_results, write_queries
 from nearkin.benchmark.suite import Suite, SuiteData, load_suite
 from nearkin.console import Reporter
 from nearkin.data.datasets import DATASETS
 from nearkin.data.pixels.open import keep_images_open
 from nearkin.errors import NearkinError
 from nearkin.evaluation import DEFAULT_METRICS
-from nearkin.files import Json, provenance, read_json, write_json, write_lock
+from nearkin.files import Json, append_line, provenance, read_json, write_json, write_lock
 from nearkin.spec import nearest, parse
 from nearkin.training.launch import train
 from nearkin.training.measure_run import measure_run, query_values
@@ -208,7 +208,7 @@ class _Runner:
             _relocate(folder, data, run.settings)
             train(out=folder.path, resume=True, reporter=watcher)
         wall = round(time.monotonic() - began, 1) if new else None
-        result, plan = read_json(folder.result), read_json(folder.config)["plan"]
+        result, plan = folder.read_result(), read_json(folder.config)["plan"]
         if lacks := tuple(m for m in metrics if m not in result["scores"]):
             where: Json = {"data": data, "device": plan["device"], "reporter": watcher}
             result["scores"] |= measure_run(folder.path, metrics=lacks, **where)
@@ -225,7 +225,7 @@ class _Runner:
             "compile": plan["compile"],
             "settings": run.description,
         }
-        append_result(self.file, record)
+        append_line(self.file, record)
         self.results[run.id] = record
         folder.checkpoint.unlink(missing_ok=True)  # three times the size of the model, and no longer needed
         gc.collect()  # frees images and network before the next run asks for the free memory

@@ -62,7 +62,7 @@ def train(
 
 
 def _show_result(run: RunFolder) -> None:
-    result = read_json(run.result)
+    result = run.read_result()
     rows = {"before training": result["before"], read_json(run.config)["plan"]["method"]: result["scores"]}
     console = Console()
     console.print(PrintedTable(_scores_title(result), *score_cells(rows)))

@@ -19,7 +19,6 @@ import PIL
 import torch
 from numpy.typing import NDArray
 from PIL import Image, ImageFilter
-from safetensors import SafetensorError
 from torch import Tensor
 
 from nearkin.data.images import Dataset, Images, Progress, counted
@@ -195,6 +194,6 @@ def _write(store: Path, made: _Made) -> list[str]:
     """Cache the pixels. If that fails, return a note."""
     try:
         write_tensors(store, {"pixels": made.pixels}, {"letters": made.letters, "dropped": made.dropped})
-    except (OSError, SafetensorError) as error:
-        return [f"Not cached: {store.parent} cannot be written ({error})."]
+    except NearkinError as error:
+        return [f"Not cached: {error}"]
     return []

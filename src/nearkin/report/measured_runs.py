@@ -116,7 +116,7 @@ def _finished(folder: RunFolder) -> Json:
         raise NearkinError(
             f"{folder.path} is not finished: continue it with nearkin train --resume --out {folder.path}."
         )
-    return read_json(folder.result)
+    return folder.read_result()
 
 
 def _measure(label: Label, folder: RunFolder, config: Json, result: Json, embedded: Embedded) -> MeasuredRun:

@@ -14,7 +14,7 @@ from nearkin.console import plain_table
 from nearkin.data.image_files import ImageFile
 from nearkin.data.pixels.decode import BadImage
 from nearkin.errors import NearkinError
-from nearkin.files import Json, read_json
+from nearkin.files import Json, Needs, read_json
 from nearkin.search.calibrate import FILE
 from nearkin.search.embed import embed_chunk, read_chunks
 from nearkin.search.index import Hit, Index
@@ -77,7 +77,8 @@ def check_labels(index: Index, labels: Sequence[str]) -> None:
 
 def run_threshold(run: Path | None) -> Json | None:
     """The threshold that `nearkin calibrate` stored in a run folder, or None."""
-    return read_json(run / FILE) if run is not None and (run / FILE).exists() else None
+    needs: Needs = {"similarity": int | float, "precision": int | float, "on": str}
+    return read_json(run / FILE, needs=needs) if run is not None and (run / FILE).exists() else None
 
 
 def threshold_of(index: Index, run: str | Path | None = None) -> Json | None:

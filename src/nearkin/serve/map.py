@@ -78,7 +78,7 @@ def cached_map(embeddings: Floats, make: Callable[[], Layout], *, folder: Path |
         if len(tensors["places"]) == len(embeddings):
             return Layout(tensors["places"].numpy(), about["method"])
     made = make()
-    with suppress(OSError):
+    with suppress(NearkinError):
         write_tensors(path, {"places": torch.from_numpy(made.positions)}, {"method": made.method})
     return made
 

@@ -129,7 +129,7 @@ def sub_problems(run: str | Path) -> list[int]:
         return []
     if trained.every:  # fixed length: the log may have no scores
         length = trained.every * config["resolved"]["check_every"]
-        return [length] * (read_json(folder.result)["steps"] // length)
+        return [length] * (folder.read_result()["steps"] // length)
     checks = [event for event in folder.events() if event["event"] == "check"]
     over = sub_problem_ends([check["score"] for check in checks], trained.patience)
     steps = [0, *(checks[number - 1]["step"] for number in over)]

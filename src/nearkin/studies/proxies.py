@@ -198,7 +198,7 @@ def draw_similarities(runs: dict[str, list[EpochView]], path: Path) -> Path:
 
 def draw_scores(runs: dict[str, RunFolder], path: Path, metrics: Sequence[str] = ("R@1", "MAP@R")) -> Path | None:
     """Test scores over epochs, one curve per run; None if no run has any of the metrics."""
-    results = {name: read_json(run.result) if run.result.exists() else {} for name, run in runs.items()}
+    results = {name: run.read_result() if run.result.exists() else {} for name, run in runs.items()}
     curves = {m: {name: score_curve(run.events(), results[name], m) for name, run in runs.items()} for m in metrics}
     shown = [m for m in metrics if any(epochs for epochs, _ in curves[m].values())]
     if not shown:

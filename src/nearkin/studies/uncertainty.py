@@ -99,7 +99,7 @@ def _class_records(run: RunFolder) -> KnownClasses:
     """What a run stored about its classes; an error if there is no uncertainty in it."""
     if parts := run.parts():
         raise NearkinError(f"{run.path} is several models: name one of them, for example {parts[0].path}.")
-    read_json(run.result)  # raises if the run is not finished
+    run.read_result()  # raises if the run is not finished
     records = read_classes(run.classes)
     if records is None or records.proxies is None or records.labels is None or COLUMN not in records.columns:
         method = read_json(run.config)["method"].partition("(")[0]

@@ -11,13 +11,23 @@ import torch
 from torch import Generator, Tensor, nn
 
 from nearkin.errors import NearkinError
-from nearkin.files import Json, read_json, read_tensors, write_tensors
+from nearkin.files import Json, Needs, read_json, read_tensors, write_tensors
 from nearkin.methods.base import Method
 from nearkin.methods.catalogue import method
 from nearkin.methods.proxies import Proxies
 from nearkin.training.model import Model, build_embedder, embedding_dim, load_state
 from nearkin.training.plan import Plan, make_plan, resolve_device
 from nearkin.training.run_folder import RunFolder
+
+NEEDS: Needs = {
+    "step": int,
+    "scores": list,
+    "trained": list,
+    "seconds": int | float,
+    "events": int,
+    "images": int,
+}
+"""The entries of a checkpoint's record that training resumes from."""
 
 
 class State(NamedTuple):
@@ -96,7 +106,7 @@ def kept_epochs(run: RunFolder) -> dict[int, Path]:
     """Return the files of the saved epochs by their numbers; the checkpoint of a finished run is its last epoch."""
     paths = {int(path.stem.removeprefix("epoch-")): path for path in run.snapshots.glob("epoch-*.safetensors")}
     if run.result.exists() and run.checkpoint.exists():
-        last = read_json(run.result)["steps"] // read_json(run.config)["resolved"]["steps_per_epoch"]
+        last = run.read_result()["steps"] // read_json(run.config)["resolved"]["steps_per_epoch"]
         paths.setdefault(last, run.checkpoint)
     return dict(sorted(paths.items()))
 

@@ -58,7 +58,7 @@ def cross_validate(
                 (run.path / REPEATS).unlink()
             raise
         runs = [run, *(_repeat(run, number, reporter) for number in range(2, wanted + 1))]
-        results = [read_json(each.result) for each in runs]
+        results = [each.read_result() for each in runs]
         scores = {name: summary([r["scores"][name] for r in results]) for name in results[0]["scores"]}
         done = Repeats(runs, scores, summary([r["steps"] for r in results]))
         shown = {name: {"mean": of.mean, "error": of.error if of.n > 1 else None} for name, of in scores.items()}
@@ -78,7 +78,7 @@ def _repeat(run: RunFolder, number: int, reporter: Reporter) -> RunFolder:
 def _started_repeats(out: str | Path) -> int:
     """Return the number of repeats a folder was started with."""
     file = Path(out) / REPEATS
-    return int(read_json(file)["repeats"]) if file.exists() else 1
+    return int(read_json(file, needs={"repeats": int})["repeats"]) if file.exists() else 1
 
 
 def score_rows(done: Repeats) -> tuple[list[str], list[list[str]]]:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from nearkin.console import Reporter
 from nearkin.errors import NearkinError
-from nearkin.files import Json, provenance, read_json, write_json
+from nearkin.files import Json, provenance, write_json
 from nearkin.methods.catalogue import method
 from nearkin.training.images import Embedded, measure, seen_classes
 from nearkin.training.measure_run import embed_test
@@ -51,7 +51,7 @@ def train_folds(
         if not parts[0].config.exists():
             run.config.unlink()  # settings that cannot work leave no run behind
         raise
-    results = [read_json(part.result) for part in parts]
+    results = [part.read_result() for part in parts]
     embedded = embed_test(run.path, device=plan.device, reporter=reporter)
     scores = measure(embedded, plan.metrics)
     joint = {str(RunMetric(name, plan.dim * plan.folds)): value for name, value in scores.items()}

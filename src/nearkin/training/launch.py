@@ -242,7 +242,7 @@ def _open_folder(
         if settings:
             raise NearkinError(f"A resumed run has its own settings; leave out {', '.join(sorted(settings))}.")
         run = RunFolder(out)
-        read_json(run.config)  # the error says that this is not a run
+        read_json(run.config, needs={"plan": dict})  # the error says that this is not a run
         with write_lock(run.path):
             yield run, make_plan(read_json(run.config)["plan"], {}), None
         return

@@ -270,7 +270,7 @@ class Training:
         """Load the last checkpoint, if there is one."""
         if not self.run.checkpoint.exists():
             return
-        tensors, about = read_tensors(self.run.checkpoint)
+        tensors, about = read_tensors(self.run.checkpoint, needs=checkpoint.NEEDS)
         self._check_settings(about.get("plan", {}))  # the first version wrote none
         if about["images"] != len(self.train.images):
             raise NearkinError(

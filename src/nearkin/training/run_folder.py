@@ -1,10 +1,9 @@
 """The files of a run, written so that a killed run can be resumed."""
 
-import json
 from pathlib import Path
 
 from nearkin.errors import NearkinError
-from nearkin.files import Json, atomic_file, read_json
+from nearkin.files import Json, Needs, append_line, atomic_file, line_of, read_json, read_lines
 
 CHOSEN = {
     "last": "the last epoch",
@@ -12,6 +11,10 @@ CHOSEN = {
     "test": "the best ON THE TEST SET",
 }
 """The setting `select` → which epoch a run keeps, in words."""
+
+
+RESULT: Needs = {"scores": dict, "seed": int, "steps": int, "seconds": int | float, "select": str}
+"""The entries of result.json that every run has."""
 
 
 class RunFolder:
@@ -31,6 +34,10 @@ class RunFolder:
         """Return the runs of the folds; empty for a single run."""
         return [RunFolder(self.path / name) for name in read_json(self.config).get("parts", [])]
 
+    def read_result(self) -> Json:
+        """Read what a finished run measured."""
+        return read_json(self.result, needs=RESULT)
+
     def leftovers(self) -> list[str]:
         """Return the names of files and folders that a run has written here."""
         files = (self.config, self.log, self.checkpoint, self.model, self.classes, self.result, self.snapshots)
@@ -39,27 +46,19 @@ class RunFolder:
 
     def append(self, event: Json) -> None:
         """Append a line to the log."""
-        with self.log.open("a") as file:
-            file.write(json.dumps(event) + "\n")
+        append_line(self.log, event)
 
     def events(self) -> list[Json]:
         """Read the log, except a last line that a kill left incomplete."""
-        if not self.log.exists():
-            return []
-        lines = self.log.read_bytes().split(b"\n")
-        return [self._event(line, number) for number, line in enumerate(lines[:-1], start=1)]
-
-    def _event(self, line: bytes, number: int) -> Json:
-        try:
-            event: Json = json.loads(line)
-            if {"event", "step"} <= event.keys():
-                return event
-        except (ValueError, AttributeError):  # not JSON, not UTF-8, or not a record
-            pass
-        raise NearkinError(f"{self.log} is damaged in line {number}: restore it, or train again.")
+        return read_lines(self.log, needs={"event": str, "step": int}, otherwise="train again")
 
     def keep_events(self, count: int) -> None:
         """Keep the first `count` lines of the log: those before the checkpoint that training resumes from."""
-        events = self.events()[:count]
+        events = self.events()
+        if len(events) < count:
+            raise NearkinError(
+                f"{self.log} has {len(events)} of the {count} lines that were written before {self.checkpoint.name}: "
+                "restore it, or train again."
+            )
         with atomic_file(self.log) as temporary:
-            temporary.write_text("".join(json.dumps(e) + "\n" for e in events))
+            temporary.write_text("".join(map(line_of, events[:count])), encoding="utf-8")

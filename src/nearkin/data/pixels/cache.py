@@ -25,6 +25,7 @@ from nearkin.data.pixels.decode import BadImage, decode, measure, read_bytes
 from nearkin.data.pixels.threads import map_in_threads
 from nearkin.data.pixels.tiles import TILE, Packed, first_tiles, tile_counts, write_tiles
 from nearkin.errors import NearkinError
+from nearkin.files import sync_file, sync_folder
 
 VERSION = 1  # of the format and of the pixels: increase it if decode.py changes its output
 DIGEST = 16  # bytes
@@ -124,13 +125,18 @@ def write_pack(folder: Path) -> Iterator[PackWriter]:
         with (path / "tiles.bin").open("wb") as file:
             writer = PackWriter(file, [])
             yield writer
+            sync_file(file)
         if writer.entries:
             keys, size, check = zip(*writer.entries, strict=True)
             digests = np.frombuffer(b"".join(keys), np.uint8).reshape(-1, DIGEST)
-            np.savez(path / "index.npz", digest=digests, size=np.array(size), check=np.array(check))
+            with (path / "index.npz").open("wb") as table:
+                np.savez(table, digest=digests, size=np.array(size), check=np.array(check))
+                sync_file(table)
+            sync_folder(path)
             final = folder / f"pack-{digest(b''.join(keys)).hex()}"
             if not final.exists():  # another process may have written the same pack
                 path.rename(final)
+                sync_folder(folder)
     except OSError as error:
         why = error.strerror or str(error)
         raise NearkinError(f"Cannot write decoded images to {folder}: {why}. Make room or set NEARKIN_CACHE.") from None

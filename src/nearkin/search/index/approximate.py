@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from nearkin.errors import NearkinError
+from nearkin.errors import NearkinError, first_line
 from nearkin.files import atomic_file
 from nearkin.search.index.base import Floats, Meta
 from nearkin.search.index.engines import Kind
@@ -129,7 +129,10 @@ def write_graph(folder: Path, generation: int, graph: Graph) -> Meta:
     """Write a graph and return its manifest entry."""
     name = f"graph-{generation:08d}.faiss"
     with atomic_file(folder / name) as temporary:
-        import_faiss().write_index(graph.faiss, str(temporary))
+        try:
+            import_faiss().write_index(graph.faiss, str(temporary))
+        except RuntimeError as error:  # faiss's own for a disk that is full
+            raise OSError(first_line(error)) from None
         digest = _digest(temporary)
     return {"file": name, "last": graph.last, "items": graph.faiss.ntotal, "sha256": digest}
 

@@ -5,7 +5,6 @@ loses nothing that was committed: a commit replaces the manifest, which names th
 """
 
 import json
-import os
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -17,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from nearkin.errors import NearkinError
-from nearkin.files import read_json, read_tensors, seal, unseal, write_json, write_tensors
+from nearkin.files import read_json, read_tensors, write_json, write_tensors
 from nearkin.search.index.base import Batch, Floats, Item, Meta, NoIndex
 from nearkin.search.index.engines import MANIFEST
 from nearkin.search.index.exact import Ints, Mask
@@ -146,8 +145,8 @@ def read_manifest(folder: Path) -> Manifest:
     if not path.exists():
         raise NoIndex(f"There is no index in {folder}: create one with nearkin index RUN IMAGES -o {folder}.")
     try:
-        content = unseal(read_json(path))
-    except (NearkinError, ValueError):
+        content = read_json(path)
+    except NearkinError:
         raise NearkinError(f"{path} is damaged: restore it, or create the index again.") from None
     if content.get("format") != FORMAT or "meta" not in content:
         raise NearkinError(f"{path} is not an index manifest of this version: create the index again.")
@@ -161,9 +160,7 @@ def read_manifest(folder: Path) -> Manifest:
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
     """Commit: these files are now the index."""
-    sync(folder)  # the files it names are on disk first
-    write_json(folder / MANIFEST, seal({"format": FORMAT, **manifest._asdict()}))
-    sync(folder)
+    write_json(folder / MANIFEST, {"format": FORMAT, **manifest._asdict()})
 
 
 def write_segment(folder: Path, generation: int, rows: Rows) -> Segment:
@@ -222,14 +219,3 @@ def clean(folder: Path, manifest: Manifest) -> None:
     for path in folder.iterdir():
         if INDEX_FILES.fullmatch(path.name) and path.name not in manifest.files:
             path.unlink(missing_ok=True)
-
-
-def sync(folder: Path) -> None:
-    """Flush the folder's list of files to disk, if the system supports it."""
-    if os.name == "nt":
-        return
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
