@@ -4,6 +4,8 @@ A file name may have bytes that are not UTF-8. Python keeps them as lone surroga
 """
 
 import re
+from collections.abc import Callable
+from typing import Any
 
 _SPECIAL = re.compile(r"[\ud800-\udfff]|\\(?=x[0-9a-f]{2}|ud[89a-f][0-9a-f]{2})")
 _ESCAPED = re.compile(r"\\(?:x(5c|[89a-f][0-9a-f])|u(d[89a-f][0-9a-f]{2}))")
@@ -17,6 +19,24 @@ def escape_name(name: str) -> str:
 def unescape_name(text: str) -> str:
     """The exact name that `escape_name` was given."""
     return _ESCAPED.sub(lambda found: _character(found[1], found[2]), text)
+
+
+def escape_all(value: Any) -> Any:
+    """A value of JSON with every text in it escaped."""
+    return _in_all(escape_name, value)
+
+
+def unescape_all(value: Any) -> Any:
+    """The value that `escape_all` was given."""
+    return _in_all(unescape_name, value)
+
+
+def _in_all(change: Callable[[str], str], value: Any) -> Any:
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, dict):
+        return {name: _in_all(change, entry) for name, entry in value.items()}
+    return [_in_all(change, entry) for entry in value] if isinstance(value, list | tuple) else value
 
 
 def _escaped(code: int) -> str:

@@ -111,6 +111,54 @@ def test_items_are_added_removed_and_replaced(place, tmp_path):
     store.close()
 
 
+HOSTILE = (
+    "'; DROP TABLE items; --", "%s %(id)s {}", '"quoted"', "\\xe9 \\x5c", "a\tb\nc", "", " ", "\u202eetalp", "😀" * 40,
+    "caf\udce9", "\ud800", "null", "NaN", "../../etc/passwd", "<script>alert(1)</script>", "x" * 2000,
+)  # fmt: skip
+
+
+def test_hostile_and_undecodable_names_come_back_exactly(place, tmp_path):
+    x = made(len(HOSTILE))[0]
+    hits = []
+    for where in (place("one"), tmp_path / "folder"):
+        index = create_index(where, dim=DIM, space="cosine", run=None)
+        index.add(x, paths=HOSTILE, labels=HOSTILE, stamps=["1-2"] * len(x))
+        index.remember(run="/runs/caf\udce9", threshold={"similarity": 0.5, "on": "folder:/caf\udce9"})
+        index.close()
+        with open_index(where) as again:
+            assert sorted(zip(*again.items(), strict=True)) == sorted(zip(HOSTILE, HOSTILE, HOSTILE, strict=True))
+            assert again.stamps() == {name: (name, "1-2") for name in HOSTILE}
+            assert again.label_names() == sorted(HOSTILE)
+            assert (str(again.run), again.meta["threshold"]["on"]) == ("/runs/caf\udce9", "folder:/caf\udce9")
+            for row, name in enumerate(HOSTILE):
+                assert again.item(name).label == name
+                np.testing.assert_allclose(again.embeddings([name])[0], again.embeddings(HOSTILE)[row], atol=1e-7)
+                assert [hit.id for hit in again.search(x[row], 3, labels=[name])[0]] == [name]
+            hits.append(again.search(x, 4, exclude=HOSTILE[::3]))
+            assert again.remove(HOSTILE[:5]) == 5
+            assert len(again) == len(HOSTILE) - 5
+    same(*hits)
+
+
+def test_two_processes_keep_each_others_notes(place, tmp_path):
+    for where in (tmp_path / "folder", place("one")):
+        index = create_index(where, dim=DIM, space="cosine")
+        if not isinstance(where, Path) and where.startswith("qdrant"):
+            index.close()  # one process at a time
+            with open_index(where) as one:
+                one.meta = {**one.meta, "threshold": "stale"}
+                one.remember(recall=None)
+                assert one.meta["threshold"] is None
+            continue
+        with open_index(where) as other:
+            index.remember(threshold={"similarity": 0.5})
+            other.remember(effort=128)
+            assert other.meta["threshold"] == {"similarity": 0.5}
+        index.close()
+        with open_index(where) as again:
+            assert (again.meta["threshold"], again.meta["effort"]) == ({"similarity": 0.5}, 128)
+
+
 def test_approximate_store_measures_its_recall(place, tmp_path):
     store, folder = both(place, tmp_path, kind="hnsw", count=120)
     store.build()

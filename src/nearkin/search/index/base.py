@@ -143,9 +143,8 @@ class Index(ABC):
         return found[0]
 
     def remember(self, **changes: Any) -> None:
-        """Change entries of `meta`, as a commit."""
-        self.meta = {**self.meta, **changes}
-        self._write_meta()
+        """Change entries of `meta`, as a commit. Others keep what another process may have written."""
+        self.meta = self._write_meta(changes)
 
     def save(self, where: str | Path, *, kind: str | None = None, store: str | None = None) -> "Index":
         """Copy the index to a new folder or store as one commit, optionally as another kind; returns the open copy.
@@ -183,7 +182,8 @@ class Index(ABC):
     def _items(self, ids: Sequence[str]) -> list[Item]: ...
 
     @abstractmethod
-    def _write_meta(self) -> None: ...
+    def _write_meta(self, changes: Meta) -> Meta:
+        """Merge changes into the stored meta, and return all of it."""
 
     @abstractmethod
     def remove(self, ids: Sequence[str]) -> int:
@@ -303,7 +303,7 @@ def open_index(where: str | Path, *, store: str | None = None) -> Index:
             raise NearkinError(f"The items of {folder} are in that folder itself: leave --store out.")
         local: Index = engine_of(folder).load()(folder)
         return local
-    known: str = read_json(folder / POINTER)["store"]
+    known: str = read_json(folder / POINTER, needs={"store": str})["store"]
     if store is not None and without_password(store) != known:
         raise NearkinError(f"The items of {folder} are in {known}: leave --store out, or choose another folder.")
     return open_index(store or known)

@@ -72,11 +72,11 @@ class FolderIndex(Index):
                 self._commit(self.rows.without(old), next_key=self.manifest.next_key)
             return len(old)
 
-    def _write_meta(self) -> None:
+    def _write_meta(self, changes: Meta) -> Meta:
         with self._lock, write_lock(self.folder):
-            meta = self.meta
             self._catch_up()
-            self._write(self.manifest._replace(meta=meta))
+            self._write(self.manifest._replace(meta={**self.manifest.meta, **changes}))
+            return self.manifest.meta
 
     def _commit(self, rows: Rows, *, next_key: int) -> None:
         """Write the new rows and commit them."""
@@ -110,9 +110,9 @@ class FolderIndex(Index):
         self.rows, self._where = rows, None if moved else known
 
     def _write(self, manifest: Manifest) -> None:
-        self.manifest = manifest._replace(generation=self.manifest.generation + 1)
-        self.meta = self.manifest.meta
-        write_manifest(self.folder, self.manifest)
+        manifest = manifest._replace(generation=self.manifest.generation + 1)
+        write_manifest(self.folder, manifest)
+        self.manifest, self.meta = manifest, manifest.meta
         clean(self.folder, self.manifest)
 
     def _catch_up(self) -> None:

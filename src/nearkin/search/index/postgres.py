@@ -1,7 +1,8 @@
 """An index in PostgreSQL with pgvector: `postgresql://user@host/database`, and `?nearkin=NAME` for one of several.
 
-Its tables are NAME_items and NAME_about. Items are added by COPY, in one transaction per call. The database filters
-labels, through its own index if that is faster. Kinds: exact (every row is compared) and hnsw.
+Its tables are NAME_items and NAME_about. Items are added by COPY, in one transaction per call; writers wait for each
+other, searches do not. The database filters labels, through its own index if that is faster. Names that are not UTF-8
+are stored escaped. Kinds: exact (every row is compared) and hnsw.
 """
 
 import json
@@ -19,6 +20,7 @@ from psycopg import sql
 
 from nearkin.errors import NearkinError, first_line
 from nearkin.search.index.base import Batch, Floats, Hit, Index, Item, Items, Meta, NoIndex
+from nearkin.search.names import escape_all, escape_name, unescape_all
 
 Connection = psycopg.Connection[Any]
 
@@ -64,17 +66,15 @@ class PostgresIndex(Index):
                 raise NearkinError(f"There is an index {name!r} in the database already: choose ?nearkin=ANOTHER_NAME.")
             connection.execute("CREATE EXTENSION IF NOT EXISTS vector")
             connection.execute(sql.SQL(SCHEMA).format(**_tables(name), dim=sql.Literal(meta["dim"])))
-            connection.execute(sql.SQL("INSERT INTO {about} VALUES (%s)").format(**_tables(name)), [json.dumps(meta)])
+            connection.execute(
+                sql.SQL("INSERT INTO {about} VALUES (%s)").format(**_tables(name)), [json.dumps(escape_all(meta))]
+            )
         return cls(url)
 
     @contextmanager
     def _connection(self) -> Iterator[Connection]:
-        """A connection for this thread alone; database errors become NearkinErrors."""
-        try:
-            connection = self.idle.get_nowait()
-        except Empty:
-            connection = connect(self.address)
-            register_vector(connection)
+        """A connection for this thread alone, in a transaction; database errors become NearkinErrors."""
+        connection = self._idle_connection() or self._new_connection()
         try:
             with connection.transaction():
                 yield connection
@@ -85,6 +85,29 @@ class PostgresIndex(Index):
                 connection.close()
             else:
                 self.idle.put(connection)
+
+    def _idle_connection(self) -> Connection | None:
+        """A connection that is open already and answers: a server that was restarted has closed the others."""
+        while True:
+            try:
+                connection = self.idle.get_nowait()
+            except Empty:
+                return None
+            try:
+                connection.execute("SELECT 1")
+            except psycopg.Error:
+                connection.close()
+            else:
+                return connection
+
+    def _new_connection(self) -> Connection:
+        connection = connect(self.address)
+        try:
+            register_vector(connection)
+        except psycopg.Error as error:
+            connection.close()
+            raise NearkinError(f"PostgreSQL failed: {first_line(error)}.") from None
+        return connection
 
     def _do(self, connection: Connection, text: str, values: Any = None) -> Any:
         return connection.execute(sql.SQL(text).format(**_tables(self.name)), values)
@@ -98,15 +121,18 @@ class PostgresIndex(Index):
         with connected(self.address) as connection:
             if not _exists(connection, self.name):
                 raise NoIndex(f"There is no index {self.name!r} in the database: create one with nearkin index.")
-            meta: Meta = self._do(connection, "SELECT meta FROM {about}").fetchone()[0]
+            meta: Meta = unescape_all(self._do(connection, "SELECT meta FROM {about}").fetchone()[0])
         return meta
 
-    def _write_meta(self) -> None:
-        with self._connection() as connection:
-            self._do(connection, "UPDATE {about} SET meta = %s", [json.dumps(self.meta)])
+    def _write_meta(self, changes: Meta) -> Meta:
+        text = "UPDATE {about} SET meta = meta || %s RETURNING meta"
+        meta: Meta = unescape_all(self._rows(text, [json.dumps(escape_all(changes))])[0][0])
+        return meta
 
     def _add(self, batch: Batch) -> None:
         with self._connection() as connection:
+            # Two writers that replace the same items in another order would wait for each other for good.
+            self._do(connection, "LOCK TABLE {items} IN SHARE ROW EXCLUSIVE MODE")
             self._do(
                 connection,
                 "CREATE TEMP TABLE incoming ON COMMIT DROP AS "
@@ -116,12 +142,12 @@ class PostgresIndex(Index):
             with cursor.copy("COPY incoming FROM STDIN WITH (FORMAT BINARY)") as copy:
                 copy.set_types(["int4", "text", "text", "text", "text", "vector"])
                 for number, (item, vector) in enumerate(zip(batch.items, batch.vectors, strict=True)):
-                    copy.write_row((number, *item, vector))
+                    copy.write_row((number, *escape_all(item), vector))
             self._do(connection, ADD)
 
     def remove(self, ids: Sequence[str]) -> int:
         with self._connection() as connection:
-            count: int = self._do(connection, "DELETE FROM {items} WHERE id = ANY(%s)", [list(ids)]).rowcount
+            count: int = self._do(connection, "DELETE FROM {items} WHERE id = ANY(%s)", [escape_all(ids)]).rowcount
         return count
 
     def _build(self) -> bool:
@@ -139,7 +165,7 @@ class PostgresIndex(Index):
         distance = "<->" if self.space.by_distance else "<#>"  # the latter is −x·v
         among = _conditions(labels, exclude)
         text = sql.SQL(SEARCH).format(**_tables(self.name), distance=sql.SQL(distance), among=among)
-        values = {"k": k, "labels": labels, "exclude": exclude}
+        values = {"k": k, "labels": escape_all(labels), "exclude": escape_all(exclude)}
         found = []
         with self._connection() as connection:
             if exact or self.kind == "exact":
@@ -149,8 +175,12 @@ class PostgresIndex(Index):
                 connection.execute("SET LOCAL hnsw.iterative_scan = strict_order")
             for query in queries:
                 rows = connection.execute(text, {**values, "query": query}).fetchall()
-                found.append([Hit(name, path, label, self._similarity(d)) for name, path, label, d in rows])
+                found.append([self._hit(row) for row in rows])
         return found
+
+    def _hit(self, row: tuple[Any, ...]) -> Hit:
+        name, path, label = unescape_all(row[:3])
+        return Hit(name, path, label, self._similarity(row[3]))
 
     def _similarity(self, distance: float) -> float:
         return 1 - distance**2 / 2 if self.space.by_distance else -distance
@@ -160,27 +190,29 @@ class PostgresIndex(Index):
         return count
 
     def _items(self, ids: Sequence[str]) -> list[Item]:
-        rows = self._rows("SELECT id, path, label, stamp FROM {items} WHERE id = ANY(%s)", [list(ids)])
-        return [Item(*row) for row in rows]
+        rows = self._rows("SELECT id, path, label, stamp FROM {items} WHERE id = ANY(%s)", [escape_all(ids)])
+        return [Item(*unescape_all(row)) for row in rows]
 
     def items(self) -> Items:
-        rows = self._rows("SELECT id, path, label FROM {items} ORDER BY key")
-        return Items([row[0] for row in rows], [row[1] for row in rows], [row[2] for row in rows])
+        found = [Item(*unescape_all(row)) for row in self._rows("SELECT id, path, label FROM {items} ORDER BY key")]
+        return Items([i.id for i in found], [i.path for i in found], [i.label for i in found])
 
     def embeddings(self, ids: Sequence[str] | None = None) -> Floats:
         if ids is None:
             rows = [row[0] for row in self._rows("SELECT embedding FROM {items} ORDER BY key")]
         else:
             text = "SELECT id, embedding FROM {items} WHERE id = ANY(%s)"
-            known = dict(self._rows(text, [list(ids)]))
-            rows = [known[self.item(name).id] for name in ids]
+            known = dict(self._rows(text, [escape_all(ids)]))
+            rows = [known[escape_name(self.item(name).id)] for name in ids]
         return np.array([_numbers(row) for row in rows], np.float32).reshape(-1, self.dim)
 
     def stamps(self) -> dict[str, tuple[str | None, str | None]]:
-        return {name: (label, stamp) for name, label, stamp in self._rows("SELECT id, label, stamp FROM {items}")}
+        rows = self._rows("SELECT id, path, label, stamp FROM {items}")
+        return {item.id: (item.label, item.stamp) for item in (Item(*unescape_all(row)) for row in rows)}
 
     def label_names(self) -> list[str]:
-        return sorted(row[0] for row in self._rows("SELECT DISTINCT label FROM {items} WHERE label IS NOT NULL"))
+        rows = self._rows("SELECT DISTINCT label FROM {items} WHERE label IS NOT NULL")
+        return sorted(unescape_all([row[0] for row in rows]))
 
     def close(self) -> None:
         """Close the idle connections."""

@@ -1,8 +1,8 @@
 """An index in Qdrant: `qdrant://host:port/collection`, or `qdrant:///folder/collection` for the client's local mode.
 
-The index's meta is the one point of a second collection, NAME_about. Items are added in batches, one commit per batch.
-The engine filters labels. Kinds: exact and hnsw. The local mode is for tests and small sets: it compares with every
-item in Python.
+The index's meta is the one point of a second collection, NAME_about, which is made first: an index exists if both do.
+Items are added in batches, one commit per batch. The engine filters labels. Names that are not UTF-8 are stored
+escaped. Kinds: exact and hnsw. The local mode is for tests and small sets: it compares with every item in Python.
 """
 
 import time
@@ -19,6 +19,7 @@ from qdrant_client import QdrantClient, models
 
 from nearkin.errors import NearkinError, first_line
 from nearkin.search.index.base import Batch, Floats, Hit, Index, Item, Items, Meta, NoIndex
+from nearkin.search.names import escape_all, unescape_all
 from nearkin.space import Space
 
 PORT = 6333
@@ -45,24 +46,27 @@ class QdrantIndex(Index):
         with _closing_on_error(client), _errors_translated():
             if client.collection_exists(name):
                 raise NearkinError(f"There is a collection {name!r} in Qdrant already: choose another name.")
+            if not client.collection_exists(name + ABOUT):  # a killed process may have left it alone
+                one = models.VectorParams(size=1, distance=models.Distance.DOT)
+                client.create_collection(name + ABOUT, vectors_config=one)
+            _write_about(client, name, meta)
             far = models.Distance.EUCLID if Space(meta["space"]).by_distance else models.Distance.DOT
             client.create_collection(name, vectors_config=models.VectorParams(size=meta["dim"], distance=far))
             with warnings.catch_warnings(action="ignore"):  # the client warns that it has no effect in local mode
                 client.create_payload_index(name, "label", models.PayloadSchemaType.KEYWORD)
-            one = models.VectorParams(size=1, distance=models.Distance.DOT)
-            client.create_collection(name + ABOUT, vectors_config=one)
-            _write_about(client, name, meta)
         return cls(url, client)
 
     def _read_meta(self) -> Meta:
-        if not self.client.collection_exists(self.name + ABOUT):
+        meta = _about(self.client, self.name)
+        if meta is None or not self.client.collection_exists(self.name):
             raise NoIndex(f"There is no index {self.name!r} in Qdrant: create one with nearkin index.")
-        meta: Meta = self.client.retrieve(self.name + ABOUT, [0])[0].payload or {}
         return meta
 
-    def _write_meta(self) -> None:
+    def _write_meta(self, changes: Meta) -> Meta:
         with _errors_translated():
-            _write_about(self.client, self.name, self.meta)
+            meta = {**(_about(self.client, self.name) or self.meta), **changes}
+            _write_about(self.client, self.name, meta)
+            return meta
 
     def _add(self, batch: Batch) -> None:
         with _errors_translated():
@@ -72,7 +76,7 @@ class QdrantIndex(Index):
                 points = models.Batch(
                     ids=[_point_id(item.id) for item in items],
                     vectors=batch.vectors[chunk].tolist(),
-                    payloads=[item._asdict() for item in items],
+                    payloads=[escape_all(item._asdict()) for item in items],
                 )
                 self.client.upsert(self.name, points, wait=True)
 
@@ -183,7 +187,13 @@ def connect(url: str) -> QdrantClient:
 
 
 def _write_about(client: QdrantClient, name: str, meta: Meta) -> None:
-    client.upsert(name + ABOUT, [models.PointStruct(id=0, vector=[1.0], payload=meta)], wait=True)
+    client.upsert(name + ABOUT, [models.PointStruct(id=0, vector=[1.0], payload=escape_all(meta))], wait=True)
+
+
+def _about(client: QdrantClient, name: str) -> Meta | None:
+    """The meta of an index; None if there is none."""
+    found = client.retrieve(name + ABOUT, [0]) if client.collection_exists(name + ABOUT) else []
+    return unescape_all(found[0].payload) if found else None
 
 
 @contextmanager
@@ -209,18 +219,18 @@ def _errors_translated() -> Iterator[None]:
 
 def _point_id(name: str) -> str:
     """The id of a point as a UUID, as Qdrant requires."""
-    return str(uuid.uuid5(uuid.NAMESPACE_OID, name))
+    return str(uuid.uuid5(uuid.NAMESPACE_OID, escape_all(name)))
 
 
 def _item(point: Any) -> Item:
-    return Item(**point.payload)
+    return Item(**unescape_all(point.payload))
 
 
 def _filter(labels: list[str] | None, exclude: list[str]) -> models.Filter | None:
     must: list[Any] = []
     must_not: list[Any] = []
     if labels is not None:
-        must.append(models.FieldCondition(key="label", match=models.MatchAny(any=labels)))
+        must.append(models.FieldCondition(key="label", match=models.MatchAny(any=escape_all(labels))))
     if exclude:
         must_not.append(models.HasIdCondition(has_id=[_point_id(name) for name in exclude]))
     return models.Filter(must=must, must_not=must_not) if must or must_not else None
