@@ -21,14 +21,18 @@ Work = Callable[[], object]
 def least(
     works: list[Work], *, rounds: int, device: torch.device, times: int = 1, processors: bool = False
 ) -> list[float]:
-    """Minimal milliseconds of each function, in alternating rounds after a warm-up, so that load affects all."""
-    best = [float("inf")] * len(works)
-    for turn in range(rounds + 1):
-        for i, work in enumerate(works):
-            took = milliseconds(work, device, times=times, processors=processors)
-            if turn:
-                best[i] = min(best[i], took)
-    return best
+    """Minimal milliseconds of each function over alternating rounds."""
+    return [min(took) for took in alternating(works, rounds=rounds, device=device, times=times, processors=processors)]
+
+
+def alternating(
+    works: list[Work], *, rounds: int, device: torch.device, times: int = 1, processors: bool = False
+) -> list[list[float]]:
+    """Milliseconds of each function in each round, which call all in turn after a warm-up, so that load affects all."""
+    took = [
+        [milliseconds(work, device, times=times, processors=processors) for work in works] for _ in range(rounds + 1)
+    ]
+    return [list(each) for each in zip(*took[1:], strict=True)]
 
 
 def milliseconds(work: Work, device: torch.device, *, times: int = 1, processors: bool = False) -> float:

@@ -115,14 +115,16 @@ def relate(x: Tensor, y: Tensor, refs: References, space: Space) -> Relation:
     """Compare embeddings x [B, D] of classes y [B] with the references."""
     with full_precision(x):
         dtype = torch.float64 if torch.float64 in (x.dtype, refs.vectors.dtype) else torch.float32
-        a, w = space.project(raise_precision(x, dtype, space)), raise_precision(refs.vectors, dtype, space)
-        products, v = (a @ w.T, w) if space.norm_floor is None else _compare(a, w, space.norm_floor)
+        a = space.project(raise_precision(x, dtype, space))
+        w = a if refs.vectors is x else raise_precision(refs.vectors, dtype, space)
+        products, v = (a @ w.T, w) if w is a or space.norm_floor is None else _compare(a, w, space.norm_floor)
         s = space.similarity(products, a, v)
     y, columns = y.long(), refs.labels.long()  # uint8 has no −1 for empty slots, narrow types cannot index
     same, filled = y[:, None] == columns, columns != EMPTY
-    pos, neg = same & filled, ~same & filled
+    neg = (~same).logical_and_(filled)
+    pos = same.logical_and_(filled)
     if refs.rows is not None:
-        pos = pos & (refs.rows != torch.arange(len(y), device=y.device)[:, None])
+        pos.logical_and_(refs.rows != torch.arange(len(y), device=y.device)[:, None])
     return Relation(s, pos, neg, y, columns, a, v, refs.per_class, space)
 
 
@@ -149,11 +151,19 @@ def weighted(z: Tensor, weights: Tensor | None) -> Tensor:
     return z if weights is None else weights * z
 
 
+NOTHING = -1e30
+"""The logarithm of an empty sum."""
+
 # Reductions over the mask. `by="row"` gives one value per sample [B], `by="column"` one per reference [R].
 
 
 def _axis(by: By) -> int:
     return 1 if by == "row" else 0
+
+
+def exists(mask: Tensor, by: By) -> Tensor:
+    """Whether there is a pair in the mask."""
+    return mask.any(_axis(by))
 
 
 def count(mask: Tensor, by: By) -> Tensor:
@@ -188,13 +198,34 @@ def top_of_row(z: Tensor, mask: Tensor, k: Tensor) -> Tensor:
     return mask & (torch.empty_like(order).scatter_(1, order, place) < k[:, None])
 
 
+class _LogSumExp(torch.autograd.Function):
+    """log Σ exp z over a mask, and p = exp z / Σ exp z, which is its gradient; an output, so that it has one itself."""
+
+    @staticmethod
+    def forward(z: Tensor, mask: Tensor, dim: int) -> tuple[Tensor, Tensor]:
+        z = torch.where(mask, z, NOTHING)  # −∞ would make the gradient of an empty sum NaN
+        p = torch.softmax(z, dim)
+        return z.amax(dim) - p.amax(dim).log(), p  # the largest p is exp(top − top) / Σ exp(z − top)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, int], output: tuple[Tensor, Tensor]) -> None:
+        ctx.dim = inputs[2]
+        ctx.save_for_backward(*output)
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor | None, h: Tensor | None) -> tuple[Tensor, None, None]:
+        value, p = ctx.saved_tensors
+        out = torch.zeros_like(p) if g is None else p * torch.where(value > NOTHING / 2, g, 0).unsqueeze(ctx.dim)
+        if h is not None:
+            out = out + p * (h - (p * h).sum(ctx.dim, keepdim=True))
+        return out, None, None
+
+
 def log_sum_exp(z: Tensor, mask: Tensor, by: By) -> Tensor:
     """log Σ exp z over the mask, without overflow; about −1e30, with zero gradient, if it is empty."""
-    dim = _axis(by)
-    z = torch.where(mask, z, -1e30)  # −inf would make the gradient of an empty sum NaN
-    top = z.detach().amax(dim, keepdim=True)
-    # On CPU exp is up to 40 times slower where it underflows, as at every masked pair; e⁻⁸⁰ is negligible.
-    return top.squeeze(dim) + torch.exp((z - top).clamp_min(-80)).sum(dim).log()
+    out: tuple[Tensor, Tensor] = _LogSumExp.apply(z, mask, _axis(by))  # type: ignore[no-untyped-call]
+    return out[0]
 
 
 def log1p_sum_exp(z: Tensor, mask: Tensor, by: By) -> Tensor:

@@ -34,7 +34,7 @@ from torch import Tensor
 
 from nearkin.errors import above_zero, zero_or_more
 from nearkin.methods.base import Loss
-from nearkin.methods.losses.class_similarity import by_class, class_weights, cross_entropy, positive_exponent
+from nearkin.methods.losses.class_similarity import by_class, class_weights, cross_entropy, of_own_class
 from nearkin.methods.proxies import Initial, Proxies
 from nearkin.methods.relation import Relation, weighted
 
@@ -47,7 +47,8 @@ def widen_angle(S: Tensor, m: float) -> Tensor:
 
 def arcface(q: Relation, *, scale: float, margin: float, weights: Tensor | None = None) -> Tensor:
     """Eq. 3, with one column per class."""
-    with_margin = positive_exponent(weighted(scale * widen_angle(q.s, margin), weights), q)  # Eq. 2
+    S, weight = of_own_class(q, weights)
+    with_margin = weighted(scale * widen_angle(S, margin), weight)  # Eq. 2
     return cross_entropy(with_margin, weighted(scale * q.s, weights), q)  # Eq. 3
 
 

@@ -25,7 +25,7 @@ from torch.nn import functional as F
 
 from nearkin.errors import above_zero
 from nearkin.methods.base import Loss
-from nearkin.methods.relation import Relation, count, log_sum_exp, mean_where, weighted
+from nearkin.methods.relation import Relation, exists, log_sum_exp, mean_where, weighted
 
 
 def circle(r: Relation, *, margin: float, gamma: float, weights: Tensor | None = None) -> Tensor:
@@ -33,7 +33,7 @@ def circle(r: Relation, *, margin: float, gamma: float, weights: Tensor | None =
     s = r.s.detach()
     pull = -gamma * (1 + margin - s).clamp_min(0) * (r.s - (1 - margin))  # Eq. 2
     push = gamma * (s + margin).clamp_min(0) * (r.s - margin)  # Eq. 2
-    both = (count(r.pos, by="row") > 0) & (count(r.neg, by="row") > 0)
+    both = exists(r.pos, by="row") & exists(r.neg, by="row")
     z = log_sum_exp(weighted(pull, weights), r.pos, by="row") + log_sum_exp(weighted(push, weights), r.neg, by="row")
     return mean_where(F.softplus(z, threshold=50), both)  # Eq. 1
 

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from nearkin.methods.relation import Relation, count, largest, log_sum_exp, mean_where, total_of
+from nearkin.methods.relation import Relation, exists, log_sum_exp, mean_where, total_of
 from nearkin.space import full_precision
 
 Similarity = Literal["soft", "max", "mean"]
@@ -102,12 +102,19 @@ def regulariser(r: Relation, *, tau: float) -> Tensor:
     return tau * total_of(d, pairs) / (len(G) * K * (K - 1))  # Eq. 3
 
 
+def of_own_class(q: Relation, weights: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """S(x, c_x) [B] and its weight, from one column per class; those of any column if c_x has none."""
+    own = q.pos.byte().argmax(1, keepdim=True)
+    return q.s.gather(1, own).squeeze(1), None if weights is None else weights.gather(1, own).squeeze(1)
+
+
 def positive_exponent(z: Tensor, r: Relation) -> Tensor:
-    """The largest exponent among the positives of each sample [B]; 0 if it has none."""
-    return torch.where(count(r.pos, by="row") > 0, largest(z, r.pos, by="row"), 0)
+    """The largest exponent among the positives of each sample [B]; any exponent if it has none."""
+    column = torch.where(r.pos, z.detach(), -torch.inf).argmax(1, keepdim=True)
+    return z.gather(1, column).squeeze(1)
 
 
 def cross_entropy(z_positive: Tensor, z: Tensor, r: Relation) -> Tensor:
     """−log(e^z_positive / (e^z_positive + Σ_neg e^z)), averaged over samples with a positive."""
     rest = log_sum_exp(z, r.neg, by="row")
-    return mean_where(F.softplus(rest - z_positive, threshold=50), count(r.pos, by="row") > 0)
+    return mean_where(F.softplus(rest - z_positive, threshold=50), exists(r.pos, by="row"))

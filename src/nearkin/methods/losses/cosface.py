@@ -27,14 +27,15 @@ from torch import Tensor
 
 from nearkin.errors import above_zero, zero_or_more
 from nearkin.methods.base import Loss
-from nearkin.methods.losses.class_similarity import by_class, class_weights, cross_entropy, positive_exponent
+from nearkin.methods.losses.class_similarity import by_class, class_weights, cross_entropy, of_own_class
 from nearkin.methods.proxies import Initial, Proxies
 from nearkin.methods.relation import Relation, weighted
 
 
 def cosface(q: Relation, *, scale: float, margin: float, weights: Tensor | None = None) -> Tensor:
     """Eq. 2, with one column per class."""
-    with_margin = positive_exponent(weighted(scale * (q.s - margin), weights), q)
+    S, weight = of_own_class(q, weights)
+    with_margin = weighted(scale * (S - margin), weight)
     return cross_entropy(with_margin, weighted(scale * q.s, weights), q)  # Eq. 2
 
 

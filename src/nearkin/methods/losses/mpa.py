@@ -54,15 +54,15 @@ from nearkin.errors import above_zero, zero_or_more
 from nearkin.methods.base import Loss
 from nearkin.methods.losses.class_similarity import Similarity, by_class, class_weights, regulariser
 from nearkin.methods.proxies import Initial, Proxies
-from nearkin.methods.relation import Relation, count, log1p_sum_exp, total_of, weighted
+from nearkin.methods.relation import Relation, exists, log1p_sum_exp, total_of, weighted
 
 
 def mpa(q: Relation, *, alpha: float, delta: float, weights: Tensor | None = None) -> Tensor:
     """Eq. 6, with one column per class."""
     pull = log1p_sum_exp(weighted(-alpha * (q.s - delta), weights), q.pos, by="column")
     push = log1p_sum_exp(weighted(alpha * (q.s + delta), weights), q.neg, by="column")
-    with_positive = total_of(count(q.pos, by="column") > 0)
-    with_negative = total_of(count(q.neg, by="column") > 0)
+    with_positive = total_of(exists(q.pos, by="column"))
+    with_negative = total_of(exists(q.neg, by="column"))
     return total_of(pull) / with_positive.clamp_min(1) + total_of(push) / with_negative.clamp_min(1)  # Eq. 6
 
 

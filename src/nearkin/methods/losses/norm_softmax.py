@@ -30,15 +30,15 @@ from torch import Tensor
 
 from nearkin.errors import above_zero
 from nearkin.methods.base import Loss
-from nearkin.methods.losses.class_similarity import by_class, class_weights, cross_entropy, positive_exponent
+from nearkin.methods.losses.class_similarity import by_class, class_weights, cross_entropy, of_own_class
 from nearkin.methods.proxies import Initial, Proxies
 from nearkin.methods.relation import Relation, weighted
 
 
 def norm_softmax(q: Relation, *, temperature: float, weights: Tensor | None = None) -> Tensor:
     """Eq. 2, with one column per class."""
-    z = weighted(q.s / temperature, weights)
-    return cross_entropy(positive_exponent(z, q), z, q)  # Eq. 2
+    S, weight = of_own_class(q, weights)
+    return cross_entropy(weighted(S / temperature, weight), weighted(q.s / temperature, weights), q)  # Eq. 2
 
 
 class NormSoftmax(Loss):

@@ -31,7 +31,7 @@ from torch import Tensor
 from nearkin.errors import above_zero
 from nearkin.methods.base import Loss
 from nearkin.methods.proxies import Initial, Proxies
-from nearkin.methods.relation import Relation, count, log1p_sum_exp, total_of, weighted
+from nearkin.methods.relation import Relation, exists, log1p_sum_exp, total_of, weighted
 
 
 def pull_and_push(
@@ -46,7 +46,7 @@ def pull_and_push(
     pull = log1p_sum_exp(weighted(-alpha * (r.s - delta), weights), r.pos, by="column")  # Eq. 4, first line
     push = log1p_sum_exp(weighted(alpha * (r.s + delta), weights), r.neg, by="column")  # Eq. 4, second line
     P = float(len(r.columns))
-    with_positive = total_of(count(r.pos, by="column") > 0)
+    with_positive = total_of(exists(r.pos, by="column"))
     return total_of(pull) / (P if positives == "all" else with_positive.clamp_min(1)), total_of(push) / P
 
 

@@ -34,13 +34,13 @@ from nearkin.errors import above_zero
 from nearkin.methods.base import Loss
 from nearkin.methods.losses.class_similarity import positive_exponent
 from nearkin.methods.proxies import Initial, Proxies
-from nearkin.methods.relation import Relation, count, log_sum_exp, mean_where, squared_distance, weighted
+from nearkin.methods.relation import Relation, exists, log_sum_exp, mean_where, squared_distance, weighted
 
 
 def proxy_nca(r: Relation, *, scale: float, weights: Tensor | None = None) -> Tensor:
     """Eq. 1 with the references as proxies."""
     z = weighted(-scale * squared_distance(r), weights)
-    counted = (count(r.pos, by="row") > 0) & (count(r.neg, by="row") > 0)
+    counted = exists(r.pos, by="row") & exists(r.neg, by="row")
     return mean_where(log_sum_exp(z, r.neg, by="row") - positive_exponent(z, r), counted)  # Eq. 1, 2
 
 

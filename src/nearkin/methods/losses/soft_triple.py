@@ -46,7 +46,7 @@ from nearkin.methods.losses.class_similarity import (
     by_class,
     class_weights,
     cross_entropy,
-    positive_exponent,
+    of_own_class,
     regulariser,
 )
 from nearkin.methods.proxies import Initial, Proxies
@@ -55,7 +55,8 @@ from nearkin.methods.relation import Relation, weighted
 
 def soft_triple(q: Relation, *, scale: float, delta: float, weights: Tensor | None = None) -> Tensor:
     """The mean of Eq. 2, with one column per class."""
-    with_margin = positive_exponent(weighted(scale * (q.s - delta), weights), q)
+    S, weight = of_own_class(q, weights)
+    with_margin = weighted(scale * (S - delta), weight)
     return cross_entropy(with_margin, weighted(scale * q.s, weights), q)  # Eq. 2
 
 
