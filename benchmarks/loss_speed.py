@@ -2,7 +2,7 @@
 
     python benchmarks/loss_speed.py                    every loss that both have; needs about 2 GB
     python benchmarks/loss_speed.py --only arcface     rows whose name has this in it
-    python benchmarks/loss_speed.py --small            the same table for small sizes, in seconds: ratios are meaningless
+    python benchmarks/loss_speed.py --small            small sizes, in seconds: ratios are meaningless
 
 1. Losses that both libraries have, with the same options, on a batch of 180 with 4 images per class; those with proxies
    also at Stanford-Online-Products scale, a batch of 512 and 11,318 classes. 512 dimensions.
