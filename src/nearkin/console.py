@@ -3,8 +3,9 @@
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import NamedTuple
 
 from rich.cells import cell_len
@@ -13,15 +14,21 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
+from nearkin.errors import NearkinError
+
 Advance = Callable[[int, int], None]  # (done, total)
 Status = Callable[[int, str], None]  # (steps done, text beside the bar)
 
 
 class Reporter:
-    """Progress bars and notes on a console; silent without one."""
+    """Progress bars and notes on a console, silent without one; and a list of images that were left out.
 
-    def __init__(self, console: Console | None = None) -> None:
-        self.console = console
+    A strict reporter makes those an error.
+    """
+
+    def __init__(self, console: Console | None = None, *, strict: bool = False) -> None:
+        self.console, self.strict = console, strict
+        self.left_out: dict[str, str] = {}  # path → reason
         self.training_now = False  # rich shows one bar at a time: the training bar hides others
 
     @property
@@ -33,6 +40,18 @@ class Reporter:
         """Print one sentence."""
         if self.console is not None:
             self.console.print(sentence, highlight=False, markup=False, soft_wrap=True)
+
+    def leave_out(self, images: Iterable[tuple[Path, str]]) -> None:
+        """Add images that cannot be used, each with the reason."""
+        found = {str(path): reason for path, reason in images}
+        self.left_out |= found
+        if found and self.strict:
+            first, reason = next(iter(found.items()))
+            count = "An image" if len(found) == 1 else f"{len(found):,} images"
+            raise NearkinError(
+                f"{count} would be left out, which strict forbids, the first: {first} ({reason}). Repair or move such "
+                "files, or leave out strict."
+            )
 
     @contextmanager
     def bar(self, title: str) -> Iterator[Advance]:

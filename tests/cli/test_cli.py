@@ -160,6 +160,9 @@ def test_data_names_truncated_images(tmp_path):
     assert done.returncode == 0, done.stderr
     sentence = f"1 training image cannot be read, so left out: {paths[0]} (it is truncated). That leaves fewer than two"
     assert f"{sentence} images of {paths[0].parent.name}." in done.stdout
+    assert done.stderr == f"1 image left out:\n  1 because it is truncated: {paths[0]}\n"
+    done = nearkin("data", f"folder:{tmp_path / 'photos'}", "--strict", "--out", str(tmp_path / "sheet.png"))
+    assert (done.returncode, "strict forbids" in done.stderr) == (2, True)
 
 
 def test_data_refuses_an_unknown_picture_format_before_reading(tmp_path):

@@ -75,6 +75,37 @@ def test_places_without_images_are_refused(tmp_path):
         list_images([tmp_path])
 
 
+def test_every_image_is_listed_or_passed_over_with_a_reason(pictures):
+    top, photo = pictures, (pictures / "class 0" / "0.png").read_bytes()
+    (top / "class 0" / "no suffix").write_bytes(photo)
+    (top / "class 0" / "photo.HEIC").write_bytes(b"damaged")
+    (top / "class 0" / "drawing.psd").write_bytes(b"8BPS")
+    (top / "class 0" / "labels.txt").write_text("P5 and BM and GIF8 are words here")
+    (top / "class 0" / "video.mp4").write_bytes(b"\0\0\0\x20ftypisom\0\0\2\0isomiso2avc1mp41")
+    (top / "class 0" / "._0.png").write_bytes(b"\0\5\x16\7 resource fork")
+    (top / "class 0" / ".hidden.png").write_bytes(photo)
+    (top / "class 0" / ".cache").mkdir()
+    (top / "class 0" / ".cache" / "thumbnail.png").write_bytes(photo)
+    (top / "class 1" / "link").symlink_to(top / "class 2")
+    passed = []
+    names = [Path(image.path).name for image in list_images([top], passed.extend)]
+    assert {"no suffix", "photo.HEIC", "drawing.psd"} <= set(names)
+    assert len(names) == 12 + 3
+    assert [(path.name, reason) for path, reason in passed] == [
+        (".hidden.png", "its name begins with a dot"),
+        ("link", "it is a link to a folder, which is not followed"),
+    ]
+
+
+def test_images_beside_train_and_test_are_passed_over_by_name(tmp_path):
+    for part in ("train", "test", "val"):
+        make_images(tmp_path / part, classes=2, each=1)
+    (tmp_path / "loose.jpg").write_bytes(b"x")
+    passed = []
+    assert len(list_images([tmp_path], passed.extend)) == 4
+    assert [path.name for path, _ in passed] == ["loose.jpg", "val"]
+
+
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="There are no named pipes here.")
 def test_pipes_and_devices_are_refused_by_what_they_are(tmp_path):
     for name in ("pipe.png", "pipe.csv"):

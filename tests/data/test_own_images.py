@@ -69,6 +69,10 @@ def test_folder_names_what_it_leaves_out(birds):
     assert "1 file that is not an image left out: crow/notes.txt." in notes
     assert "1 image file outside the class folders left out: loose.png." in notes
     assert "hidden" not in notes
+    assert [(path.name, reason) for path, reason in dataset.left_out] == [
+        ("loose.png", "it is outside the class folders"),
+        ("zero.jpg", "it is empty"),
+    ]
 
 
 def test_a_class_with_only_empty_files_is_named(birds):

@@ -1,6 +1,7 @@
 """Index images with the command, and its errors."""
 
 import os
+import re
 import sys
 from pathlib import Path
 
@@ -36,7 +37,7 @@ def test_index_says_which_names_mislead(collection, command, tmp_path):
     picture.save(tmp_path / "other.png", "JPEG")
     code, out, err = command("index", collection / "run", *tmp_path.glob("*.png"), "-o", tmp_path / "index")
     assert code == 0
-    assert "photo.png: its content is EPS" in out
+    assert re.search(r"1 because its content is EPS; .*: \S*photo\.png\n", err)
     assert "1 image is read by content" in err
     assert "other.png (JPEG)" in err
     query = (tmp_path / "other.png").rename(tmp_path / os.fsdecode(b"\xe9.png"))
@@ -112,10 +113,15 @@ def test_wrong_input_prints_one_sentence_and_exits_with_2(collection, command, m
 def test_embed_and_calibrate_print_their_results(collection, command, tmp_path):
     (tmp_path / "bad.png").write_bytes(b"nothing")
     given = [collection / "run", collection / "pictures", tmp_path / "bad.png", "-o", tmp_path / "out.npz"]
-    code, out, _ = command("embed", *given)
+    code, out, err = command("embed", *given)
     assert code == 0
     assert "12 images embedded" in out
-    assert "1 image of 13 left out:\n  Cannot use the image" in out
+    reason = "it is not an image of a known format"
+    assert err.endswith(f"1 image left out:\n  1 because {reason}: {tmp_path / 'bad.png'}\n")
+    code, out, err = command("embed", *given[:-1], tmp_path / "strict.npz", "--strict")
+    assert (code, out) == (2, "")
+    assert f"strict forbids, the first: {tmp_path / 'bad.png'} ({reason})" in err
+    assert not (tmp_path / "strict.npz").exists()
     run = make_run(tmp_path / "run")
     code, out, _ = command("calibrate", run, "--data", f"folder:{collection / 'others'}")
     assert code == 0

@@ -94,7 +94,17 @@ def test_damaged_images_are_named_left_out_and_counted(tmp_path):
     result, config = read_json(run.result), read_json(run.config)
     assert [str(path) in sentence for path, sentence in zip(damaged, result["unreadable"], strict=True)] == [True, True]
     assert config["resolved"]["training_images"] == 4 * 4 - 1
+    assert reporter.left_out == dict.fromkeys(map(str, damaged), "it is truncated")
     assert result["queries"] + result["left_out"] == 4 * 4 - 1
+
+
+def test_a_strict_reporter_refuses_damaged_images_before_training(tmp_path):
+    images = make_images(tmp_path / "photos", classes=4, each=4)
+    images[-1].write_bytes(images[-1].read_bytes()[:100])
+    settings = {**TINY, "data": f"folder:{tmp_path / 'photos'}", "backbone": "conv4", "batch": 6}
+    with pytest.raises(nk.NearkinError, match=r"strict forbids, the first: .*truncated"):
+        nk.train(**settings, out=tmp_path / "run", strict=True)
+    assert not (tmp_path / "run").exists()
 
 
 def test_training_by_inner_products_is_measured_by_cosine(tmp_path, monkeypatch):
@@ -362,9 +372,8 @@ def test_gradients_are_clipped(tmp_path, limit):
 
 
 def test_training_needs_no_optional_package(tmp_path):
-    extras = (
-        "faiss fastapi uvicorn simplejpeg pyarrow pandas psycopg pgvector qdrant_client onnx onnxruntime tensorboard"
-    )
+    extras = "faiss fastapi uvicorn simplejpeg pillow_heif pyarrow pandas psycopg pgvector qdrant_client onnx"
+    extras += " onnxruntime tensorboard"
     program = (
         "from importlib.machinery import PathFinder\n"
         "real = PathFinder.find_spec\n"

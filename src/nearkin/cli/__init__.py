@@ -7,7 +7,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from nearkin.cli import benchmark, search, studies, training
-from nearkin.cli.options import Commands, StoppedError
+from nearkin.cli.options import Commands, StoppedError, print_left_out
 from nearkin.errors import NearkinError
 from nearkin.files import VERSION
 
@@ -47,6 +47,7 @@ def main() -> None:
     """Run the command line; wrong input is one sentence on standard error and exit code 2."""
     try:
         code = app(sys.argv[1:] or ["--help"], standalone_mode=False)
+        print_left_out()
     except NearkinError as error:
         _fail(str(error))
     except OSError as error:

@@ -3,6 +3,7 @@
 import dataclasses
 import inspect
 import shlex
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,7 +14,9 @@ from rich.console import Console
 from typer.core import TyperGroup
 
 from nearkin.console import Reporter
+from nearkin.data.images import counted, listed
 from nearkin.networks.backbones import backbone_settings
+from nearkin.search.names import escape_name
 from nearkin.training.plan import Plan
 
 RunArgument = Annotated[Path, typer.Argument(help="Folder of a run.")]
@@ -25,6 +28,9 @@ TestDataOption = Annotated[
     str | None, typer.Option(help="Another data set to test on, or the new location of the run's own.")
 ]
 MovedDataOption = Annotated[str | None, typer.Option(help="New location of the run's data set, if it was moved.")]
+StrictOption = Annotated[
+    bool, typer.Option("--strict", help="Stop with an error if an image would be left out, instead of counting it.")
+]
 MovedRunOption = Annotated[Path | None, typer.Option(help="Folder of the run that made the index, if it was moved.")]
 
 
@@ -57,9 +63,34 @@ def resumable(command: str) -> Iterator[None]:
         raise StoppedError(f"Stopped. To continue: {resume}") from None
 
 
-def progress_reporter() -> Reporter:
-    """Progress on standard error, so that standard output holds only results."""
-    return Reporter(Console(stderr=True))
+_reporters: list[Reporter] = []  # of this command
+
+
+def progress_reporter(*, strict: bool = False, silent: bool = False) -> Reporter:
+    """Progress on standard error, so that standard output holds only results; with `silent` none."""
+    return _remember(Reporter(None if silent else Console(stderr=True), strict=strict))
+
+
+def output_reporter(*, strict: bool = False) -> Reporter:
+    """Progress on standard output, for commands whose results are read by people."""
+    return _remember(Reporter(Console(), strict=strict))
+
+
+def _remember(reporter: Reporter) -> Reporter:
+    _reporters.append(reporter)
+    return reporter
+
+
+def print_left_out() -> None:
+    """Print on standard error which images this command has left out and why, if it has."""
+    found = {path: reason for reporter in _reporters for path, reason in reporter.left_out.items()}
+    _reporters.clear()
+    if not found:
+        return
+    print(f"{counted(len(found), 'image', 'images')} left out:", file=sys.stderr)
+    for reason in dict.fromkeys(found.values()):
+        paths = [path for path, why in found.items() if why == reason]
+        print(escape_name(f"  {len(paths):,} because {reason}: {listed(paths)}"), file=sys.stderr)
 
 
 def with_plan_flags(command: Any) -> Any:

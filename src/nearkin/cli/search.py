@@ -7,7 +7,14 @@ from typing import Annotated, Literal
 
 import typer
 
-from nearkin.cli.options import DeviceOption, IndexArgument, MovedRunOption, RunArgument, progress_reporter
+from nearkin.cli.options import (
+    DeviceOption,
+    IndexArgument,
+    MovedRunOption,
+    RunArgument,
+    StrictOption,
+    progress_reporter,
+)
 from nearkin.errors import NearkinError, above_zero
 
 app = typer.Typer()
@@ -18,18 +25,17 @@ def embed(
     run: RunArgument,
     images: Annotated[list[Path], typer.Argument(help="Image files, folders, or csv tables (path, label).")],
     out: Annotated[Path, typer.Option("--out", "-o", help="The file: .parquet or .npz.")],
+    strict: StrictOption = False,
     device: DeviceOption = "auto",
 ) -> None:
     """Embed images into a file: path, label, embedding. Safe to interrupt; run it again to continue."""
     from nearkin.data.image_files import list_images
-    from nearkin.data.pixels.decode import describe_bad_images
     from nearkin.search.embed import embed_to_file
     from nearkin.training.model import load
 
-    found = list_images(images)
-    filled = embed_to_file(run, load(run, device=device), found, out, reporter=progress_reporter())
-    for line in describe_bad_images(filled.bad, len(found)):
-        print(line)
+    reporter = progress_reporter(strict=strict)
+    found = list_images(images, reporter.leave_out)
+    filled = embed_to_file(run, load(run, device=device), found, out, reporter=reporter)
     print(f"{filled.added + filled.kept:,} images embedded: {out}")
 
 
@@ -52,16 +58,17 @@ def index(
         typer.Option(help="Store items in postgresql://… or qdrant://host:port/collection; --out keeps the address."),
     ] = None,
     prune: Annotated[bool, typer.Option("--prune", help="Remove items whose files no longer exist.")] = False,
+    strict: StrictOption = False,
     device: DeviceOption = "auto",
 ) -> None:
     """Index images for search; embeds only new and changed ones. Safe to interrupt; run it again to continue."""
     from nearkin.data.image_files import list_images
-    from nearkin.data.pixels.decode import describe_bad_images
     from nearkin.search.build import index_images, summary
 
     if out is None and store is None:
         raise NearkinError("The index needs a place: --out FOLDER or --store URL.")
-    found = list_images(images)
+    reporter = progress_reporter(strict=strict)
+    found = list_images(images, reporter.leave_out)
     done = index_images(
         run,
         found,
@@ -70,9 +77,9 @@ def index(
         store=store,
         prune=prune,
         device=device,
-        reporter=progress_reporter(),
+        reporter=reporter,
     )
-    for line in (*describe_bad_images(done.filled.bad, len(found)), *summary(done)):
+    for line in summary(done):
         print(line)
 
 
@@ -89,12 +96,13 @@ def calibrate(
             show_default="the run's held-out training classes",
         ),
     ] = None,
+    strict: StrictOption = False,
     device: DeviceOption = "auto",
 ) -> None:
     """Choose the similarity above which two images count as the same class, and store it in the run folder."""
     from nearkin.search.calibrate import calibrate as choose
 
-    found = choose(run, data=data, precision=precision, device=device, reporter=progress_reporter())
+    found = choose(run, data=data, precision=precision, device=device, reporter=progress_reporter(strict=strict))
     checked = "" if found["checked"] is None else f" ({found['checked']:.1%} on other classes)"
     print(f"Same class above a similarity of {found['similarity']:.4f}.")
     print(f"Precision {found['reached']:.1%}{checked}, recall {found['recall']:.1%} of same-class pairs.")
@@ -114,11 +122,12 @@ def search(
     form: Annotated[Literal["table", "csv", "json"], typer.Option("--format", help="Format of the results.")] = "table",
     as_json: Annotated[bool, typer.Option("--json", help="The same as --format json.")] = False,
     run: MovedRunOption = None,
+    strict: StrictOption = False,
     device: DeviceOption = "auto",
 ) -> None:
     """Find the items nearest to images, as tables, csv or JSON, and as an HTML page."""
     from nearkin.data.image_files import list_images
-    from nearkin.data.pixels.decode import describe_bad_images, describe_misnamed, none_usable
+    from nearkin.data.pixels.decode import describe_misnamed, none_usable
     from nearkin.report.search_results import search_page
     from nearkin.search.index import open_index
     from nearkin.search.index.engines import without_password
@@ -136,7 +145,8 @@ def search(
 
     if as_json and form != "table":
         raise NearkinError("--json is the same as --format json: leave out --json or --format.")
-    found = list_images(images)
+    reporter = progress_reporter(strict=strict, silent=True)
+    found = list_images(images, reporter.leave_out)
     with open_index(index) as opened:
         check_labels(opened, label or ())
         threshold = threshold_of(opened, run)
@@ -144,6 +154,7 @@ def search(
         answers, bad = search_images(opened, model, found, k=k, labels=label, run=run)
     if not answers:
         raise none_usable(bad, len(found))
+    reporter.leave_out(image.left_out for image in bad)
     title = f"Search in {without_password(index)}"
     if html is not None:
         html.write_text(search_page(answers, title=title, note=threshold_words(threshold)), encoding="utf-8")
@@ -156,7 +167,7 @@ def search(
         write_csv(answers, sys.stdout)
     misnamed = describe_misnamed(Path(image.path) for image in found)
     notes = sys.stdout if form == "table" else sys.stderr  # a program may read the csv
-    for line in (*describe_bad_images(bad, len(found)), *misnamed, threshold_words(threshold)):
+    for line in (*misnamed, threshold_words(threshold)):
         print(escape_name(line), file=notes)
     if html is not None:
         print(f"Pictures: {html}", file=notes)

@@ -13,13 +13,15 @@ from nearkin.cli.options import (
     DeviceOption,
     JsonOption,
     RunArgument,
+    StrictOption,
     TestDataOption,
     changed_settings,
+    output_reporter,
     progress_reporter,
     resumable,
     with_plan_flags,
 )
-from nearkin.console import PrintedTable, Reporter, score_cells
+from nearkin.console import PrintedTable, score_cells
 from nearkin.data.datasets import dataset_names
 from nearkin.errors import NearkinError
 from nearkin.files import Json, read_json
@@ -40,6 +42,7 @@ def train(
     resume: Annotated[
         bool, typer.Option("--resume", help="Resume the run in --out exactly where it was interrupted.")
     ] = False,
+    strict: StrictOption = False,
     **settings: Any,
 ) -> None:
     """Train a model and measure it on the test classes of its data; without options, on the embedded glyphs."""
@@ -48,7 +51,7 @@ def train(
     from nearkin.training.launch import train as run_training
     from nearkin.training.measure_run import embed_test
 
-    reporter = Reporter(Console())
+    reporter = output_reporter(strict=strict)
     tested: list[Embedded] = []
     chosen = changed_settings(settings)
     with resumable("train"):
@@ -96,13 +99,14 @@ def evaluate(
         str | None, typer.Option(help="Metrics, separated by commas (default: those of the run).")
     ] = None,
     as_json: JsonOption = False,
+    strict: StrictOption = False,
     device: DeviceOption = "auto",
 ) -> None:
     """Measure the model of a run on the test classes."""
     from nearkin.training.measure_run import measure_run
 
     names = tuple(metrics.replace(" ", "").split(",")) if metrics else None
-    reporter = Reporter(None if as_json else Console())
+    reporter = progress_reporter(strict=strict, silent=True) if as_json else output_reporter(strict=strict)
     scores = measure_run(run, data=data, metrics=names, device=device, reporter=reporter)
     select = read_json(RunFolder(run).config)["plan"]["select"]
     if as_json:
@@ -125,6 +129,7 @@ def cv(
     resume: Annotated[
         bool, typer.Option("--resume", help="Continue what is in --out; --repeats may be larger than before.")
     ] = False,
+    strict: StrictOption = False,
     **settings: Any,
 ) -> None:
     """Cross-validate over classes: four models (--folds), each choosing its epoch on the quarter it holds out.
@@ -135,9 +140,8 @@ def cv(
     from nearkin.training.cross_validation import cross_validate, score_rows
 
     with resumable("cv"):
-        done = cross_validate(
-            out=out, repeats=repeats, resume=resume, reporter=progress_reporter(), **changed_settings(settings)
-        )
+        reporter = progress_reporter(strict=strict)
+        done = cross_validate(out=out, repeats=repeats, resume=resume, reporter=reporter, **changed_settings(settings))
     console = Console()
     console.print(PrintedTable(_scores_title(read_json(done.runs[0].result)), *score_rows(done)))
     spread = f"; ± is the standard error over {len(done.runs)} repeats" if len(done.runs) > 1 else ""
@@ -170,6 +174,7 @@ def data(
     name: Annotated[str | None, typer.Argument(help=f"One of {dataset_names()} (none: list them).")] = None,
     out: Annotated[Path, typer.Option(help="File for the contact sheet (PNG).")] = Path("contact_sheet.png"),
     halves: Annotated[str, typer.Option(help="Which half of the classes to train on: first or swapped.")] = "first",
+    strict: StrictOption = False,
 ) -> None:
     """Describe a data set: counts, splits, unreadable images, and a contact sheet."""
     from nearkin.data.datasets import DATASETS, PartCounts, describe, load_dataset
@@ -183,15 +188,17 @@ def data(
         return
     if out.suffix.lower() not in (".png", ".jpg", ".jpeg"):
         raise NearkinError(f"--out must be a .png or .jpg file, not {out.name!r}.")
-    with Reporter(console).bar("reading") as progress:
+    reporter = output_reporter(strict=strict)
+    with reporter.bar("reading") as progress:
         dataset = load_dataset(name, halves=halves, progress=progress)  # type: ignore[arg-type]
     cells = [
         [p.part, f"{p.images:,}", f"{p.classes:,}", str(p.fewest), f"{p.median:g}", str(p.most)]
         for p in describe(dataset)
     ]
     console.print(PrintedTable(f"{dataset.name} (last three: images per class)", list(PartCounts._fields), cells))
-    with Reporter(console).bar("reading every image") as progress:
-        broken = find_unreadable(dataset, progress=progress)
+    reporter.leave_out(dataset.left_out)
+    with reporter.bar("reading every image") as progress:
+        broken = find_unreadable(dataset, reporter.leave_out, progress=progress)
     for sentence in (*dataset.notes, *broken):
         console.print(sentence, highlight=False, markup=False, soft_wrap=True)
     class_sheet(dataset.train, title=f"{name}: training classes").save(out)

@@ -6,12 +6,17 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from nearkin.data.images import counted, listed
+from nearkin.data.images import LeaveOut, LeftOut, counted, listed
+from nearkin.data.pixels.decode import RAW, looks_like_image
 from nearkin.errors import NearkinError
 
-SUFFIXES = frozenset(
-    {".bmp", ".gif", ".jfif", ".jpe", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
+_READ = (
+    "avif avifs bmp gif heic heics heif heifs hif j2c j2k jfif jp2 jpc jpe jpeg jpf jpg jpx mpo pbm pgm png pnm ppm "
+    "tif tiff webp"
 )
+_NOT_READ = "dds emf eps exr hdr icns ico jxl jxr pcx psd qoi sgi svg svgz tga wdp wmf xcf"
+SUFFIXES = frozenset(f".{name}" for name in (*_READ.split(), *_NOT_READ.split())) | RAW
+"""Suffixes of images, also of formats that cannot be read, so that such images are named and not just missing."""
 
 
 class ImageFile(NamedTuple):
@@ -30,8 +35,8 @@ class ImageFile(NamedTuple):
         return f"{known.st_size}-{known.st_mtime_ns}"
 
 
-def list_images(places: Sequence[str | Path]) -> list[ImageFile]:
-    """List the images in files, folders and csv tables, each file once.
+def list_images(places: Sequence[str | Path], leave_out: LeaveOut | None = None) -> list[ImageFile]:
+    """List the images in files, folders and csv tables, each file once; `leave_out` receives those passed over.
 
     The folders in a folder, or in its train/ and test/, are classes and name the labels. Images directly in a folder
     get its name as label if several folders are listed, as by a shell's `birds/*`, and otherwise none; files get none.
@@ -40,18 +45,21 @@ def list_images(places: Sequence[str | Path]) -> list[ImageFile]:
     paths = [Path(place) for place in places]
     several = sum(path.is_dir() for path in paths) > 1
     found: dict[str, ImageFile] = {}
+    passed: list[LeftOut] = []
     for path in paths:
-        for image, label in _images_at(path, several):
+        for image, label in _images_at(path, several, passed):
             absolute = os.path.abspath(image)
             found.setdefault(absolute, ImageFile(absolute, label))
+    if leave_out is not None:
+        leave_out(passed)
     if not found:
         raise NearkinError(f"There is no image in {' '.join(map(str, paths)) or 'nothing'}: name files or folders.")
     return list(found.values())
 
 
-def _images_at(path: Path, several: bool) -> Sequence[tuple[Path, str | None]]:
+def _images_at(path: Path, several: bool, passed: list[LeftOut]) -> Sequence[tuple[Path, str | None]]:
     if path.is_dir():
-        return _images_in_folder(path, several)
+        return _images_in_folder(path, several, passed)
     if not path.exists():
         raise NearkinError(f"There is no file or folder {path}.")
     if not path.is_file():
@@ -61,12 +69,13 @@ def _images_at(path: Path, several: bool) -> Sequence[tuple[Path, str | None]]:
     return [(path.parent / row["path"], row.get("label") or None) for _, row in read_table(path, required=("path",))]
 
 
-def _images_in_folder(top: Path, several: bool) -> list[tuple[Path, str | None]]:
+def _images_in_folder(top: Path, several: bool, passed: list[LeftOut]) -> list[tuple[Path, str | None]]:
     if halves := train_and_test(top):
-        return [pair for half in halves for pair in _images_in_folder(half, several)]
-    classes = class_folders(top)
+        passed += beside_train_and_test(top)
+        return [pair for half in halves for pair in _images_in_folder(half, several, passed)]
+    classes = class_folders(top, passed)
     label = top.resolve().name if several and not classes else None
-    return [(file, label) for file in loose_images(top)] + [
+    return [(file, label) for file in loose_images(top, passed)] + [
         (file, folder.name) for folder, files in classes.items() for file in files if is_image(file)
     ]
 
@@ -77,14 +86,37 @@ def train_and_test(top: Path) -> tuple[Path, Path] | None:
     return halves if all(os.path.isdir(half) and subfolders(half) for half in halves) else None
 
 
-def class_folders(top: Path) -> dict[Path, list[Path]]:
-    """Return the folders directly inside, each with all files in it and below it, sorted and without hidden ones."""
-    return {
-        folder: sorted(
-            Path(inside) / name for inside, _, names in os.walk(folder) for name in names if not name.startswith(".")
-        )
-        for folder in subfolders(top)
-    }
+def beside_train_and_test(top: Path) -> list[LeftOut]:
+    """Return the images and folders beside train/ and test/, which are not looked into."""
+    passed: list[LeftOut] = []
+    folders = [folder for folder in subfolders(top) if folder.name not in ("train", "test")]
+    beside = "it is beside the folders train and test"
+    return [LeftOut(path, beside) for path in (*loose_images(top, passed), *folders)] + passed
+
+
+def class_folders(top: Path, passed: list[LeftOut]) -> dict[Path, list[Path]]:
+    """Return the folders directly inside, each with all files in it and below it, sorted and without hidden ones.
+
+    Hidden images and what cannot be looked into are added to `passed`.
+    """
+    return {folder: sorted(_files_below(folder, passed)) for folder in subfolders(top)}
+
+
+def _files_below(folder: Path, passed: list[LeftOut]) -> Iterator[Path]:
+    def note(error: OSError) -> None:
+        passed.append(LeftOut(Path(error.filename), f"the folder cannot be listed ({error.strerror})"))
+
+    for inside, folders, names in os.walk(folder, onerror=note):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        links = [Path(inside) / name for name in folders if os.path.islink(os.path.join(inside, name))]
+        passed += [LeftOut(link, "it is a link to a folder, which is not followed") for link in links]
+        yield from _without_hidden([Path(inside) / name for name in names], passed)
+
+
+def _without_hidden(files: Sequence[Path], passed: list[LeftOut]) -> list[Path]:
+    hidden = [file for file in files if file.name.startswith(".")]
+    passed += [LeftOut(file, "its name begins with a dot") for file in hidden if looks_like_image(file)]
+    return [file for file in files if not file.name.startswith(".")]
 
 
 def subfolders(path: Path) -> list[Path]:
@@ -95,14 +127,15 @@ def subfolders(path: Path) -> list[Path]:
         raise NearkinError(f"Cannot list the folder {path}: {error.strerror or error}.") from None
 
 
-def loose_images(top: Path) -> list[Path]:
-    """Return the image files directly in a folder, sorted."""
-    return [file for file in sorted(top.iterdir()) if is_image(file) and file.is_file()]
+def loose_images(top: Path, passed: list[LeftOut]) -> list[Path]:
+    """Return the image files directly in a folder, sorted; hidden ones are added to `passed`."""
+    files = [file for file in sorted(top.iterdir()) if file.is_file()]
+    return [file for file in _without_hidden(files, passed) if is_image(file)]
 
 
 def is_image(path: Path) -> bool:
-    """Whether the name ends like that of an image."""
-    return path.suffix.lower() in SUFFIXES
+    """Whether the name ends like that of an image, or else the content begins like one."""
+    return path.suffix.lower() in SUFFIXES or looks_like_image(path)
 
 
 def read_table(path: Path, *, required: Sequence[str]) -> list[tuple[int, dict[str, str]]]:

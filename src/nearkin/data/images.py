@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -75,6 +75,17 @@ class Images:
         return self.take(keep)
 
 
+class LeftOut(NamedTuple):
+    """An image that is not used."""
+
+    path: Path
+    reason: str
+
+
+LeaveOut = Callable[[Sequence[LeftOut]], object]
+"""Receives the images that are not used."""
+
+
 @dataclass(frozen=True, eq=False)
 class Dataset:
     """Training and test images, with notes on what was found and what was left out."""
@@ -84,6 +95,7 @@ class Dataset:
     test: Images
     notes: tuple[str, ...] = ()
     small_grey: bool = False  # small grey images, such as letters; else photographs
+    left_out: tuple[LeftOut, ...] = ()  # images that were found and are in neither part
 
 
 def from_keys(paths: Sequence[Path], keys: Sequence[Key], *, names: Mapping[Key, str] | None = None) -> Images:

@@ -1,12 +1,14 @@
 """Read a user's own images as a data set: one folder per class, or a csv table."""
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 
 from nearkin.data.image_files import (
+    beside_train_and_test,
     class_folders,
     describe_skipped,
     is_image,
@@ -17,7 +19,7 @@ from nearkin.data.image_files import (
     subfolders,
     train_and_test,
 )
-from nearkin.data.images import Dataset, Images, counted, from_keys, listed
+from nearkin.data.images import Dataset, Images, LeftOut, counted, from_keys, listed
 from nearkin.data.pixels.decode import all_small_grey
 from nearkin.data.splits import in_halves, within_classes
 from nearkin.errors import NearkinError
@@ -31,25 +33,32 @@ def read_folder(path: Path) -> Dataset:
     if not os.path.isdir(path):
         raise NearkinError(f"There is no folder {path}: folder:PATH needs one folder of images per class.")
     if halves := train_and_test(path):
-        (train, notes), (test, more) = (_read_classes(half, root=path) for half in halves)
+        passed = beside_train_and_test(path)
+        (train, notes), (test, more) = (_read_classes(half, passed, root=path) for half in halves)
         if others := [folder.name for folder in subfolders(path) if folder not in halves]:
             more.append(f"Folders beside train and test left out: {listed(others)}.")
-        return Dataset("folder", train, test, (*notes, *more), small_grey=_small_grey(train))
-    images, notes = _read_classes(path, root=path)
-    return _halved("folder", images, notes, without="train/ and test/ folders")
+        data = Dataset("folder", train, test, (*notes, *more), small_grey=_small_grey(train))
+    else:
+        passed = []
+        images, notes = _read_classes(path, passed, root=path)
+        data = _halved("folder", images, notes, without="train/ and test/ folders")
+    return replace(data, left_out=tuple(passed))
 
 
-def _read_classes(top: Path, *, root: Path) -> tuple[Images, list[str]]:
-    """The images that are not missing or empty, and sentences on what was left out."""
-    classes = class_folders(top)
-    files = [(file, folder.name) for folder, files in classes.items() for file in files]
-    others = [relative(file, root=root) for file, _ in files if not is_image(file)]
-    labelled = [(file, label) for file, label in files if is_image(file)]
-    loose = [file.name for file in loose_images(top)]
-    notes = _left_out(loose, "image file outside the class folders", "image files outside the class folders")
+def _read_classes(top: Path, passed: list[LeftOut], *, root: Path) -> tuple[Images, list[str]]:
+    """The images that are not missing or empty, and sentences on what was left out; images also go to `passed`."""
+    classes = class_folders(top, passed)
+    files = [(file, folder.name, is_image(file)) for folder, files in classes.items() for file in files]
+    others = [relative(file, root=root) for file, _, image in files if not image]
+    labelled = [(file, label) for file, label, image in files if image]
+    loose = loose_images(top, passed)
+    passed += [LeftOut(file, "it is outside the class folders") for file in loose]
+    names = [file.name for file in loose]
+    notes = _left_out(names, "image file outside the class folders", "image files outside the class folders")
     notes += _left_out(others, "file that is not an image", "files that are not images")
     paths = [file for file, _ in labelled]
     bad = missing_or_empty(paths)
+    passed += [LeftOut(paths[row], f"it is {word}") for row, word in bad.items()]
     notes += describe_skipped(bad, paths, root=root)
     good = [pair for row, pair in enumerate(labelled) if row not in bad]
     if not good:
@@ -118,9 +127,11 @@ def read_csv(path: Path) -> Dataset:
     notes += _left_out(lost, "class without images", "classes without images")
     if good and not good[0].split:
         images = from_keys([row.path for row in good], [row.label for row in good])
-        return _halved("csv", images, notes, without="split column")
-    train, test = (_split(good, split, path, notes) for split in ("train", "test"))
-    return Dataset("csv", train, test, tuple(notes), small_grey=_small_grey(train))
+        data = _halved("csv", images, notes, without="split column")
+    else:
+        train, test = (_split(good, split, path, notes) for split in ("train", "test"))
+        data = Dataset("csv", train, test, tuple(notes), small_grey=_small_grey(train))
+    return replace(data, left_out=tuple(LeftOut(rows[number].path, f"it is {word}") for number, word in bad.items()))
 
 
 def _row(fields: dict[str, str], path: Path, number: int) -> _Row:

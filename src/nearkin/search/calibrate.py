@@ -82,8 +82,9 @@ def calibrate(
     if not 0 < precision < 1:
         raise NearkinError(f"The precision must be between 0 and 1, such as 0.95, not {precision}.")
     model = load(run, device=device)
-    images, source = _calibration_images(model, data)
-    x, used = _embed(model, _sample(images), reporter or Reporter())
+    reporter = reporter or Reporter()
+    images, source = _calibration_images(model, data, reporter)
+    x, used = _embed(model, _sample(images), reporter)
     s, positive = pairs(x, used.labels, model.embedder.space)
     found = choose(s, positive, precision)
     if found is None:
@@ -108,10 +109,11 @@ def calibrate(
     return record
 
 
-def _calibration_images(model: Model, data: str | None) -> tuple[Images, str]:
+def _calibration_images(model: Model, data: str | None, reporter: Reporter) -> tuple[Images, str]:
     """Images of classes that were not trained on, and a description of them."""
     plan = model.plan
     dataset = load_dataset(data or plan.data, halves=plan.halves)
+    reporter.leave_out(dataset.left_out)
     if data is None:
         held = training_images(plan, dataset)[1]
         images = None if held is None else _of_new_classes([held], model)

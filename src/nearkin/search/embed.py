@@ -86,6 +86,7 @@ def fill(index: Index, model: Model, images: Sequence[ImageFile], *, reporter: R
             progress(done, len(images))
     for sentence in describe_misnamed(Path(image.path) for image in todo):
         reporter.note(sentence)
+    reporter.leave_out(image.left_out for image in bad)
     return Filled(len(todo) - len(bad), len(images) - len(todo), bad)
 
 

@@ -43,7 +43,7 @@ def check_upload(data: bytes, *, limit: int) -> int:
     except TooManyParts as error:
         raise Refused(400, f"This picture cannot be used: {error}.") from None
     except Exception:  # Pillow's readers raise whatever a mangled header leads them into
-        raise Refused(415, "This is not a picture of a known format: JPEG, PNG, WebP, GIF, TIFF, BMP, PPM.") from None
+        raise Refused(415, f"This is not a picture of a known format: {', '.join(FORMATS)}.") from None
     if width * height > limit:
         raise Refused(413, f"This picture has {width:,} × {height:,} pixels; the limit is {limit:,}.")
     if data[:2] == b"\xff\xd8" and data.count(b"\xff\xda") > SCANS:  # within a scan, a byte ff is always followed by 00

@@ -72,7 +72,9 @@ def _by_name(runs: Sequence[RunFolder]) -> dict[str, RunFolder]:
 def open_training(model: Model, *, reporter: Reporter) -> OpenImages:
     """Open the training images of a run, in the order of its row numbers."""
     plan = model.plan
-    images, _ = training_images(plan, load_dataset(plan.data, halves=plan.halves))
+    data = load_dataset(plan.data, halves=plan.halves)
+    reporter.leave_out(data.left_out)
+    images, _ = training_images(plan, data)
     return open_images(model, images, "training", reporter=reporter)
 
 

@@ -77,6 +77,7 @@ def open_images(model: Model, images: Images, what: str, *, reporter: Reporter) 
         )
     if bad:
         reporter.note(describe_left_out(bad, images, what))
+        reporter.leave_out(image.left_out for image in bad)
     return OpenImages(store, good, bad)
 
 

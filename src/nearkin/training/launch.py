@@ -47,15 +47,18 @@ def train(
     reporter: Reporter | None = None,
     after_test: Callable[[Embedded], object] | None = None,
     log: Log | None = None,
+    strict: bool = False,
     **settings: Any,
 ) -> RunFolder:
     """Train a model into a run folder and measure it on the test classes. Settings are the fields of `Plan`.
 
     `after_test` receives the test set as the final model embedded it; it is not called if the run was finished before.
-    `log(values, step)` receives losses and scores during training, after a resume first the earlier ones. Within
-    `keep_images_open()` trainings on the same images read them once.
+    `log(values, step)` receives losses and scores during training, after a resume first the earlier ones. `strict`
+    refuses images that cannot be used, which are otherwise left out and counted. Within `keep_images_open()` trainings
+    on the same images read them once.
     """
     reporter = reporter or Reporter()
+    reporter.strict = reporter.strict or strict
     with open_run(out, resume=resume, settings=settings, reporter=reporter) as (run, plan, data):
         train_run(run, plan, data, resume=resume, reporter=reporter, after_test=after_test, log=log)
     return run
@@ -80,6 +83,7 @@ def train_run(
     data = data or load_dataset(plan.data, halves=plan.halves)
     for sentence in data.notes:
         reporter.note(sentence)
+    reporter.leave_out(data.left_out)
     train_one = partial(train_model, data=data, resume=resume, reporter=reporter, log=log)
     embedded = (
         train_folds(run, plan, train_one, reporter=reporter) if plan.folds and not plan.fold else train_one(run, plan)

@@ -39,8 +39,9 @@ def embed_test(
     """Embed the test images of a run's data set, or of `data`, with its model or another."""
     reporter = reporter or Reporter()
     model = model or load(run, device=device)
-    test = load_dataset(data or model.plan.data, halves=model.plan.halves).test
-    return embed_images(model, open_images(model, test, "test", reporter=reporter), reporter=reporter)
+    found = load_dataset(data or model.plan.data, halves=model.plan.halves)
+    reporter.leave_out(found.left_out)
+    return embed_images(model, open_images(model, found.test, "test", reporter=reporter), reporter=reporter)
 
 
 def measure_run(

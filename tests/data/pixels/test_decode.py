@@ -310,7 +310,9 @@ def test_no_file_reaches_ghostscript(tmp_path: Path, monkeypatch: pytest.MonkeyP
     photo(24, 24).save(tmp_path / "photo.eps")
     path = (tmp_path / "photo.eps").rename(tmp_path / "photo.png")
     for look in (decode_file, measure):
-        with pytest.raises(BadImage, match=r"photo\.png: its content is EPS; the formats read are BMP, GIF, JPEG, PNG"):
+        with pytest.raises(
+            BadImage, match=r"photo\.png: its content is EPS; the formats read are AVIF, BMP, GIF, JPEG, JPEG2000, P"
+        ):
             look(path, short_side=24)
     assert not started
 
@@ -330,6 +332,40 @@ def test_content_decides_and_misleading_names_are_listed(tmp_path: Path) -> None
         f"{tmp_path / 'webp.gif'} (WEBP)."
     ]
     assert decoding.describe_misnamed([tmp_path / "a.jpe"]) == []
+
+
+needs_heif = pytest.mark.skipif(decoding.pillow_heif is None, reason="The extra heif is not installed.")
+
+
+@pytest.mark.parametrize("kind", ["AVIF", pytest.param("HEIF", marks=needs_heif), "JPEG2000"])
+def test_formats_of_phones_and_scanners_are_read(file: Path, kind: str) -> None:
+    image = photo(48, 80)
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    options = {"exif": exif, "quality": 90} if kind == "AVIF" else {}  # in HEIF the tag means nothing
+    data = encoded(image, kind, **options)
+    got = opened(data, file, short_side=48)
+    want = as_tensor(image.transpose(Image.Transpose.ROTATE_270) if kind == "AVIF" else image)
+    assert (got.double() - want.double()).abs().mean() < 6
+    assert decoding.format_of(data[:32]) == kind
+    assert decoding.looks_like_image(file)
+    for length in (60, len(data) // 2):
+        file.write_bytes(data[:length])
+        with pytest.raises(BadImage, match=r"truncated|damaged|cannot be decoded"):
+            decode_file(file, short_side=48)
+
+
+def test_a_file_of_another_kind_is_named_with_what_reads_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    phone = b"\0\0\0\x18ftypheic\0\0\0\0mif1heic" + bytes(40)
+    files = {"phone.heic": (phone, r"its content is HEIF.*'nearkin\[heif\]'"), "x.jxl": (b"\xff\x0a\0", "JPEG XL")}
+    files["camera.NEF"] = (encoded(photo(20, 20), "TIFF"), "raw file of a camera: export it")
+    monkeypatch.setattr(decoding, "FORMATS", tuple(name for name in decoding.FORMATS if name != "HEIF"))
+    for name, (data, words) in files.items():
+        (tmp_path / name).write_bytes(data)
+        assert decoding.looks_like_image(tmp_path / name)
+        for look in (decode_file, measure):
+            with pytest.raises(BadImage, match=words):
+                look(tmp_path / name, short_side=24)
 
 
 def test_no_warning_reaches_the_user(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,21 +24,41 @@ from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 from torch.nn import functional as F
 
-from nearkin.data.images import counted, listed
+from nearkin.data.images import LeftOut, counted, listed
 from nearkin.errors import NearkinError
 
 try:
     import simplejpeg
 except ImportError:
     simplejpeg = None
+try:
+    import pillow_heif
+except ImportError:
+    pillow_heif = None  # type: ignore[assignment, unused-ignore]
+else:
+    pillow_heif.register_heif_opener()
 
 Bytes = NDArray[np.uint8]
 
 PIXEL_LIMIT = 100_000_000
 """Images with more pixels are treated as decompression bombs. Pillow itself refuses more than 179 million."""
 
-FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
+FORMATS: tuple[str, ...] = (
+    "AVIF",
+    "BMP",
+    "GIF",
+    "JPEG",
+    "JPEG2000",
+    "PNG",
+    "PPM",
+    "TIFF",
+    "WEBP",
+    *(("HEIF",) if pillow_heif else ()),
+)
 """Formats that are read, by Pillow's names. Pillow knows more, some of which start other programs."""
+
+RAW = frozenset({".arw", ".cr2", ".cr3", ".dng", ".nef", ".orf", ".pef", ".raf", ".rw2", ".srw"})
+"""Suffixes of cameras' raw files. Many are TIFF files in which Pillow finds only a thumbnail."""
 
 FILE_LIMIT = 2**30
 """Bytes of the largest file that is read: more than an image of PIXEL_LIMIT needs without compression."""
@@ -50,7 +70,14 @@ SMALL = 64
 """The largest short side of a small image, in pixels."""
 
 _GREY = ("1", "L", "LA", "I")  # Pillow's grey modes
-_MAGIC = 16  # bytes by which Pillow recognises a format
+_MAGIC = 32  # bytes by which a format is recognised
+_BRANDS = {  # of the box `ftyp` at the start of a file; AVIF first, since its files may name those of HEIF as well
+    "AVIF": {b"avif", b"avis"},
+    "HEIF": {b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1"},
+}
+_JPEG_XL = (b"\xff\x0a", b"\0\0\0\x0cJXL ")
+_NO_PICTURES = ("BUFR", "GRIB", "HDF5", "MPEG")  # which Pillow knows as well
+_TEXT = frozenset({7, 8, 9, 10, 12, 13, 27, *range(32, 256)}) - {127}
 _ORIENTATION = 0x0112  # the EXIF tag
 _SIDEWAYS = (5, 6, 7, 8)  # its values that swap height and width
 _LUMA = (19595, 38470, 7471)  # Rec. 601 in 1/65536
@@ -63,17 +90,15 @@ class BadImage(NearkinError):  # noqa: N818 (it is an image)
         super().__init__(f"Cannot use the image {path}: {reason}. Replace it or take it out of the data.")
         self.path, self.reason, self.row = Path(path), reason, row
 
+    @property
+    def left_out(self) -> LeftOut:
+        """File and reason."""
+        return LeftOut(self.path, self.reason)
+
 
 def none_usable(bad: Sequence[BadImage], total: int) -> NearkinError:
     """Return the error to raise if no image can be used."""
     return bad[0] if total == 1 else NearkinError(f"None of the {total:,} images can be used. The first: {bad[0]}")
-
-
-def describe_bad_images(bad: Sequence[ValueError], total: int) -> list[str]:
-    """Return lines that list the images which cannot be used."""
-    if not bad:
-        return []
-    return [f"{counted(len(bad), 'image', 'images')} of {total:,} left out:", *(f"  {error}" for error in bad)]
 
 
 def describe_misnamed(paths: Iterable[Path]) -> list[str]:
@@ -96,6 +121,11 @@ def describe_misnamed(paths: Iterable[Path]) -> list[str]:
 
 def format_of(start: bytes) -> str | None:
     """Return the format of a file by its first bytes, in Pillow's words, also if it is not one of FORMATS."""
+    if start[4:8] == b"ftyp":
+        brands = {start[place : place + 4] for place in (8, *range(16, len(start), 4))}
+        return next((name for name, known in _BRANDS.items() if brands & known), None)
+    if start.startswith(_JPEG_XL):
+        return "JPEG XL"
     Image.init()
     for name in (*FORMATS, *Image.OPEN):
         accept = Image.OPEN[name][1]
@@ -105,6 +135,17 @@ def format_of(start: bytes) -> str | None:
         except (IndexError, SyntaxError, TypeError, struct.error):  # too few bytes, as Pillow itself takes it
             continue
     return None
+
+
+def looks_like_image(path: Path) -> bool:
+    """Whether the first bytes of a file are those of an image, of whatever format."""
+    try:
+        with open_regular(path) as file:
+            start = file.read(_MAGIC)
+    except (BadImage, OSError):
+        return False
+    known = None if _TEXT.issuperset(start) else format_of(start)  # words may begin like a format: "BM", "P5"
+    return known is not None and known not in _NO_PICTURES
 
 
 class TooManyParts(OSError):  # noqa: N818 (it says what is wrong)
@@ -267,6 +308,8 @@ def _open(file: IO[bytes], path: Path, limit: int) -> Image.Image:
     # Pillow's warnings on odd files would reach the user without the file's name. Set on every call, because
     # catch_warnings elsewhere may have dropped the filter; setting it again adds nothing.
     warnings.filterwarnings("ignore", module=r"PIL\.")
+    if path.suffix.lower() in RAW:
+        raise BadImage(path, "it is a raw file of a camera: export it as JPEG, PNG or TIFF")
     start = file.read(_MAGIC)
     file.seek(0)
     try:
@@ -275,8 +318,11 @@ def _open(file: IO[bytes], path: Path, limit: int) -> Image.Image:
         raise BadImage(path, "it has so many pixels that it may be a decompression bomb") from None
     except UnidentifiedImageError:
         other = format_of(start) if start else None
-        if other is not None and other not in FORMATS:
-            raise BadImage(path, f"its content is {other}; the formats read are {', '.join(FORMATS)}") from None
+        if other in FORMATS:
+            raise BadImage(path, f"it begins like {other} but is truncated or damaged") from None
+        if other is not None:
+            extra = "; pip install 'nearkin[heif]' adds HEIF" if other in _BRANDS else ""
+            raise BadImage(path, f"its content is {other}; the formats read are {', '.join(FORMATS)}{extra}") from None
         raise BadImage(path, "it is not an image of a known format" if start else "it is empty") from None
     except Exception as error:  # Pillow raises many kinds of errors for a damaged header
         raise BadImage(path, f"its header is damaged ({_first_line(error)})") from None

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from nearkin.data.images import Dataset, Images, Progress, counted, listed
+from nearkin.data.images import Dataset, Images, LeaveOut, Progress, counted, listed
 from nearkin.data.pixels.cache import (
     DamagedPack,
     Files,
@@ -236,8 +236,11 @@ def pack_tensor(pixels: Tensor, *, short_side: int, channels: int) -> Packed:
     return Packed(tiles, first_tiles(size, channels), size)
 
 
-def find_unreadable(dataset: Dataset, *, progress: Progress = None) -> list[str]:
-    """Decode every image of a data set; return sentences on those that cannot be used or have a misleading name."""
+def find_unreadable(dataset: Dataset, leave_out: LeaveOut | None = None, *, progress: Progress = None) -> list[str]:
+    """Decode every image of a data set; return sentences on those that cannot be used or have a misleading name.
+
+    `leave_out` receives those that cannot be used.
+    """
 
     def check(job: tuple[int, Path]) -> BadImage | None:
         row, path = job
@@ -253,6 +256,8 @@ def find_unreadable(dataset: Dataset, *, progress: Progress = None) -> list[str]
             found = map_in_threads(check, list(enumerate(images.sources)), progress=progress)
             if bad := [image for image in found if image is not None]:
                 sentences.append(describe_left_out(bad, images, name))
+                if leave_out is not None:
+                    leave_out([image.left_out for image in bad])
             sentences += describe_misnamed(images.sources)
     return sentences
 
