@@ -53,6 +53,30 @@ def report(
 
 
 @app.command()
+def review(
+    source: Annotated[Path, typer.Argument(help="Folder of a run, or a folder of images with one folder per class.")],
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="Folder for page and table (default: RUN/review, or review).")
+    ] = None,
+    data: TestDataOption = None,
+    backbone: Annotated[str, typer.Option(help="Network for a folder of images: its features are used.")] = "lite0",
+    device: DeviceOption = "auto",
+) -> None:
+    """List what to look at in labelled images, worst first: wrong labels, copies, leaks, mixed classes, outliers.
+
+    Writes a page with pictures and a csv table with everything.
+    """
+    from nearkin.report.review import KINDS
+    from nearkin.report.review import review as run_review
+
+    done = run_review(source, out=out, data=data, backbone=backbone, device=device, reporter=progress_reporter())
+    counts = [[title, str(sum(f.kind == kind for f in done.findings))] for kind, title in KINDS.items()]
+    Console().print(PrintedTable("What to look at", ["", "found"], counts, text=True))
+    print(f"Page: {done.page}")
+    print(f"Table: {done.table}")
+
+
+@app.command()
 def proxies(
     run: Annotated[Path, typer.Argument(help="Folder of a run with proxies.")],
     baseline: Annotated[Path | None, typer.Option(help="Another run, drawn beside it.")] = None,

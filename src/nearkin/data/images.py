@@ -98,6 +98,17 @@ class Dataset:
     left_out: tuple[LeftOut, ...] = ()  # images that were found and are in neither part
 
 
+def joined(parts: Sequence[Images]) -> Images:
+    """Several sets of images as one; classes of the same name become one class."""
+    names = tuple(dict.fromkeys(name for part in parts for name in part.names))
+    number = {name: c for c, name in enumerate(names)}
+    labels = torch.cat([torch.tensor([number[name] for name in part.names])[part.labels] for part in parts])
+    sources = [part.sources for part in parts]
+    if pixels := [source for source in sources if isinstance(source, Tensor)]:
+        return Images(torch.cat(pixels), labels, names)
+    return Images([path for paths in sources for path in paths], labels, names)
+
+
 def from_keys(paths: Sequence[Path], keys: Sequence[Key], *, names: Mapping[Key, str] | None = None) -> Images:
     """Build images whose classes are the sorted keys; `names` maps a key to the name of its class."""
     order = sorted_keys(keys)

@@ -105,6 +105,10 @@ class Method(PreciseModule):
         """Values per training class, [C] each, by name. They are saved with the model and shown in the report."""
         return {}
 
+    def image_values(self) -> dict[str, Tensor]:
+        """Values per training image, [N] each, by name, such as how often it was taken for an outlier."""
+        return {}
+
     @property
     def known_classes(self) -> int | None:
         """The number of classes, or None if the method works for any."""
@@ -172,6 +176,9 @@ class Strategy(Method):
 
     def class_values(self) -> dict[str, Tensor]:
         return self.inner.class_values()
+
+    def image_values(self) -> dict[str, Tensor]:
+        return self.inner.image_values()
 
     @property
     def known_classes(self) -> int | None:

@@ -49,7 +49,7 @@ def report_page(runs: Sequence[MeasuredRun], *, title: str, points: int, reporte
     made += [section for section in (sections.training_classes(report), sections.configuration(report)) if section]
     data = runs[0].config["plan"]["data"].partition(":")[0]
     heading = title or f"{listed(list(report.methods), limit=3)} on {data}"
-    return _page(heading, _summary(report), made)
+    return compose_page(heading, _summary(report), made)
 
 
 def _summary(report: ReportData) -> Html:
@@ -73,7 +73,8 @@ def _summary(report: ReportData) -> Html:
     return Html(f'<ul class="tiles">{"".join(tiles)}</ul>')
 
 
-def _page(title: str, summary: Html, made: Sequence[Section]) -> str:
+def compose_page(title: str, summary: Html, made: Sequence[Section], *, command: str = "nearkin report") -> str:
+    """Compose a page of sections that needs no other file."""
     links = join(Html(f'<li><a href="#{section.id}">{escape(section.title)}</a></li>') for section in made)
     body = join(
         Html(
@@ -83,4 +84,4 @@ def _page(title: str, summary: Html, made: Sequence[Section]) -> str:
         for section in made
     )
     nav = Html(f'<nav aria-label="Sections"><ul>{links}</ul></nav>\n')
-    return document(title, summary, body, nav=nav, command="nearkin report", script=True)
+    return document(title, summary, body, nav=nav, command=command, script=True)

@@ -9,13 +9,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from nearkin.console import Reporter
 from nearkin.data.datasets import load_dataset
-from nearkin.data.images import Images
+from nearkin.data.images import Images, joined
 from nearkin.data.splits import sample_fraction
 from nearkin.errors import NearkinError
 from nearkin.files import Json, provenance, write_json
@@ -133,14 +132,7 @@ def _of_new_classes(splits: list[Images], model: Model) -> Images | None:
     trained = set(model.names)
     kept = [split.of_classes([c for c, name in enumerate(split.names) if name not in trained]) for split in splits]
     kept = [split for split in kept if len(split)]
-    if len(kept) < 2:
-        return kept[0] if kept else None
-    names = tuple(dict.fromkeys(name for split in kept for name in split.names))
-    labels = [torch.tensor([names.index(name) for name in split.names])[split.labels] for split in kept]
-    sources = [split.sources for split in kept]
-    if isinstance(sources[0], Tensor):
-        return Images(torch.cat([pixels for pixels in sources if isinstance(pixels, Tensor)]), torch.cat(labels), names)
-    return Images([path for paths in sources for path in paths], torch.cat(labels), names)
+    return joined(kept) if kept else None
 
 
 def _sample(images: Images) -> Images:

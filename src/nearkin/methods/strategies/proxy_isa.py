@@ -203,6 +203,9 @@ class ProxyISA(Strategy):
     def class_values(self) -> dict[str, Tensor]:
         return super().class_values() | {"hardness": 1 - self.settings["h"] * self.average}
 
+    def image_values(self) -> dict[str, Tensor]:
+        return super().image_values() | {"times filtered": self.filtered}
+
     def at_check(self, model: torch.nn.Module, embed: Embed, labels: Tensor, score: float | None = None) -> None:
         super().at_check(model, embed, labels, score)
         if not self.training:
