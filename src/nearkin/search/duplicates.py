@@ -94,7 +94,7 @@ def thumbnail(pixels: Tensor) -> Tensor:
 def thumbnails_of(store: Store) -> Tensor:
     """The thumbnails [N, THUMBNAIL²] of all images of a store."""
     parts = []
-    for _, pixels in store.read_batches(iter(torch.arange(len(store)).split(BATCH)), read_ahead=2):
+    for _, pixels in store.read_batches(iter(torch.split(torch.arange(len(store)), BATCH)), read_ahead=2):
         sizes = zip(pixels.canvas.cpu(), pixels.size.tolist(), strict=True)
         parts += [thumbnail(canvas[:, :height, :width]) for canvas, (height, width) in sizes]
     return torch.stack(parts)
@@ -125,7 +125,7 @@ def find_pairs(
     vectors = thumbnails.numpy()
     found, correlation = search_exact(vectors, vectors, CANDIDATES + 1, space=Space.COSINE)
     place, column = np.nonzero(correlation >= limits.correlation)
-    ends = torch.stack([first[place], first[found[place, column]]]).sort(dim=0).values.unique(dim=1)
+    ends = torch.unique(torch.stack([first[place], first[found[place, column]]]).sort(dim=0).values, dim=1)
     a, b = ends[:, ends[0] != ends[1]]
     s = similarity(points[a], points[b])
     near = [
