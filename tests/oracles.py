@@ -416,7 +416,28 @@ def soft_triple(
     return mean(terms) + tau * centre_spread(p, per_class)
 
 
-def triplet(x, y, refs, ref_labels, self_row, *, margin, squared, mining, over, space="cosine", weights=None):
+def nca(x, y, refs, ref_labels, self_row, *, scale, space="cosine", weights=None):
+    p = Pairs(x, y, refs, ref_labels, self_row, space, weights)
+    terms = []
+    for i in range(p.B):
+        picks = {k: math.exp(-scale * p.w[i][k] * p.d[i][k] ** 2) for k in p.P[i] + p.N[i]}
+        if p.P[i]:
+            terms.append(-math.log(math.fsum(picks[j] for j in p.P[i]) / math.fsum(picks.values())))
+    return mean(terms)
+
+
+def nt_xent(x, y, refs, ref_labels, self_row, *, temperature, space="cosine", weights=None):
+    p = Pairs(x, y, refs, ref_labels, self_row, space, weights)
+    terms = []
+    for i in range(p.B):
+        z = [w * s / temperature for w, s in zip(p.w[i], p.s[i], strict=True)]
+        terms += [log_sum([z[j], *(z[k] for k in p.N[i])]) - z[j] for j in p.P[i]]
+    return mean(terms)
+
+
+def triplet(
+    x, y, refs, ref_labels, self_row, *, margin, squared, mining, over, swap, smooth, space="cosine", weights=None
+):
     p = Pairs(x, y, refs, ref_labels, self_row, space, weights)
     terms = []
     for i in range(p.B):
@@ -426,7 +447,11 @@ def triplet(x, y, refs, ref_labels, self_row, *, margin, squared, mining, over, 
             triplets = [(j, k) for j, k in triplets if u[j] < u[k] < u[j] + margin]
         if mining == "hard":
             triplets = list(zip(sorted(p.P[i], key=lambda j: -u[j]), sorted(p.N[i], key=lambda k: u[k]), strict=False))
-        terms += [hinge(u[j] - u[k] + margin) for j, k in triplets]
+        for j, k in triplets:
+            across = math.dist(p.v[j], p.v[k])
+            across = p.w[i][k] * (across**2 if squared else across)
+            z = u[j] - (min(u[k], across) if swap else u[k]) + margin
+            terms.append(log1p_sum([z]) if smooth else hinge(z))
     n = sum(t > 0 for t in terms) if over == "nonzero" else len(terms)
     return sum(terms) / max(n, 1)
 
@@ -445,7 +470,9 @@ ORACLES = {
     "mpa_dw": mpa_dw,
     "multi_similarity": multi_similarity,
     "n_pair": n_pair,
+    "nca": nca,
     "norm_softmax": norm_softmax,
+    "nt_xent": nt_xent,
     "proxy_anchor": proxy_anchor,
     "proxy_gml": proxy_gml,
     "proxy_nca": proxy_nca,
@@ -499,7 +526,9 @@ SETTINGS = {
         {"alpha": 14.35, "beta": 75.83, "base": 0.66, "mining": False},
     ),
     "n_pair": ({"norm": 0.2},),
+    "nca": ({"scale": 5.0},),
     "norm_softmax": ({"temperature": 0.3, "per_class": 3},),
+    "nt_xent": ({"temperature": 0.5},),
     "proxy_anchor": ({"alpha": 4.0, "delta": 0.3, "per_class": 3}, {"positives": "all"}),
     "proxy_gml": (
         {"per_class": 2, "ratio": 0.5, "scale": 3.0, "weight": 0.8, "over": "all"},
@@ -523,6 +552,10 @@ SETTINGS = {
         {"mining": "semi_hard", "squared": False, "over": "all"},
         {"mining": "hard"},
         {"mining": "hard", "over": "all", "squared": False},
+        {"swap": True, "squared": False, "margin": 0.5},
+        {"swap": True, "mining": "hard", "over": "all"},
+        {"smooth": True, "squared": False},
+        {"swap": True, "smooth": True, "mining": "semi_hard", "margin": 0.6},
     ),
 }
 
@@ -540,7 +573,9 @@ LARGE = {
     "mpa_dw": {"alpha": 100.0, "gamma": 0.01, "per_class": 2},
     "multi_similarity": {"alpha": 100.0, "beta": 100.0},
     "n_pair": {},
+    "nca": {"scale": 50.0},
     "norm_softmax": {"temperature": 0.01},
+    "nt_xent": {"temperature": 0.01},
     "proxy_anchor": {"alpha": 100.0},
     "proxy_gml": {"scale": 100.0, "per_class": 3},
     "proxy_nca": {"scale": 100.0},
@@ -568,7 +603,9 @@ PUBLISHED = {
     "mpa_dw": MPA_PUBLISHED,
     "multi_similarity": {"alpha": 2, "beta": 50, "base": 0.5, "epsilon": 0.1, "mining": True},
     "n_pair": {"norm": 0.002},
+    "nca": {"scale": 1},
     "norm_softmax": {"temperature": 0.05, "per_class": 1},
+    "nt_xent": {"temperature": 0.1},
     "proxy_anchor": {"alpha": 32, "delta": 0.1, "positives": "batch", "per_class": 1, "speed": 100},
     "proxy_gml": {"ratio": 0.05, "scale": 1, "weight": 0.3, "per_class": 12},
     "proxy_nca": {"scale": 1, "per_class": 1, "speed": 1},

@@ -32,6 +32,15 @@ def test_a_new_setting_changes_no_older_id():
     assert run_id({"seed": 1, "rate": 0.5}) != run_id({"seed": 1}) != run_id({"seed": 0})
 
 
+def test_an_option_that_came_later_changes_no_older_id():
+    def id_of(spec):
+        return run_id(describe({"backbone": "conv4", "method": spec}, data="glyphs"))
+
+    assert "swap" not in describe({"backbone": "conv4", "method": "xbm(triplet)"}, data="glyphs")["method"]
+    assert id_of("triplet(swap=False)") == id_of("triplet") != id_of("triplet(swap=True)")
+    assert id_of("proxy(triplet(smooth=True))") != id_of("proxy(triplet)")
+
+
 def test_weight_files_are_identified_by_content(tmp_path):
     base = {"backbone": "conv4", "method": "proxy_anchor", "seed": 0}
     for folder, content in (("a", b"1"), ("b", b"1"), ("c", b"2")):

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from nearkin.benchmark.suite import Row, Suite, SuiteData
 from nearkin.errors import NearkinError
 from nearkin.files import Json
-from nearkin.methods.catalogue import method
+from nearkin.methods.catalogue import METHODS, method
 from nearkin.methods.losses import LOSSES
 from nearkin.methods.strategies import STRATEGIES
 from nearkin.networks.backbones import BACKBONES, backbone_settings
@@ -134,7 +134,8 @@ def _plain(value: Any) -> Any:
 
 
 def _spec(call: Call) -> str:
-    options = {name: _plain(value) for name, value in call.options.items()}
+    later = METHODS[call.name].later_options
+    options = {name: _plain(value) for name, value in call.options.items() if value or name not in later}
     return str(Call(call.name, tuple(parse(_spec(inner)) for inner in call.args), options))
 
 

@@ -55,6 +55,7 @@ class Method(PreciseModule):
     compiled: bool = False  # the run compiles its network, so a method may compile its own inner steps, too
     needs_score: bool = False  # `at_check` needs the score of held-out classes
     spec: Call = Call("")
+    later_options: tuple[str, ...] = ()  # left out of a run's id while off, so that older results keep theirs
 
     @property
     def ranked_in(self) -> Space:

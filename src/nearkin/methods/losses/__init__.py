@@ -12,7 +12,9 @@ from nearkin.methods.losses.margin import Margin
 from nearkin.methods.losses.mpa import MPA, MPAAP, MPADW
 from nearkin.methods.losses.multi_similarity import MultiSimilarity
 from nearkin.methods.losses.n_pair import NPair
+from nearkin.methods.losses.nca import NCA
 from nearkin.methods.losses.norm_softmax import NormSoftmax
+from nearkin.methods.losses.nt_xent import NTXent
 from nearkin.methods.losses.proxy_anchor import ProxyAnchor
 from nearkin.methods.losses.proxy_gml import ProxyGML
 from nearkin.methods.losses.proxy_nca import ProxyNCA
@@ -36,7 +38,9 @@ LOSSES: dict[str, type[Loss]] = {
     "mpa_dw": MPADW,
     "multi_similarity": MultiSimilarity,
     "n_pair": NPair,
+    "nca": NCA,
     "norm_softmax": NormSoftmax,
+    "nt_xent": NTXent,
     "proxy_anchor": ProxyAnchor,
     "proxy_gml": ProxyGML,
     "proxy_nca": ProxyNCA,
