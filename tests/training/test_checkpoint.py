@@ -74,7 +74,7 @@ def test_an_interrupted_run_writes_the_same_snapshots(run, tmp_path, monkeypatch
 
 @pytest.mark.parametrize("text", ["4", "-1", "one", "1;2"])
 def test_impossible_snapshots_are_refused(tmp_path, text):
-    with pytest.raises(NearkinError, match="Snapshots must be epochs from 0 to 3, separated by commas"):
+    with pytest.raises(NearkinError, match="snapshots must be epochs from 0 to 3, separated by commas"):
         nk.train(**TINY, snapshots=text, out=tmp_path / "run")
     assert not (tmp_path / "run").exists()
 

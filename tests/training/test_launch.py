@@ -101,7 +101,9 @@ def test_a_run_holds_its_lock_while_it_trains(tmp_path, monkeypatch):
 def test_a_new_run_refuses_the_checkpoint_of_another(tmp_path):
     interrupt(tmp_path / "run")
     (tmp_path / "run" / "config.json").unlink()
-    with pytest.raises(nk.NearkinError, match=r"files of another run \(checkpoint.safetensors, log.jsonl\)"):
+    with pytest.raises(
+        nk.NearkinError, match=r"files of another run \(checkpoint.safetensors, log.jsonl, settings.toml\)"
+    ):
         nk.train(out=tmp_path / "run", **{**TINY, "lr": 0.01})
     assert not (tmp_path / "run" / "config.json").exists()
 

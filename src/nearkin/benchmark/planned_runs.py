@@ -20,7 +20,7 @@ from nearkin.methods.losses import LOSSES
 from nearkin.methods.strategies import STRATEGIES
 from nearkin.networks.backbones import BACKBONES, backbone_settings
 from nearkin.spec import Call, nearest, parse
-from nearkin.training.plan import make_plan
+from nearkin.training.plan import Plan, make_plan
 
 NEUTRAL = ("device", "compile", "metrics", "evaluate_every", "snapshots", "tensorboard")
 """Settings that affect only speed and reporting."""
@@ -121,6 +121,7 @@ def describe(settings: Mapping[str, Any], *, data: str) -> Json:
         "weights": _weights(plan.weights),
         "images_per_class": built.images_per_class if plan.images_per_class < 0 else plan.images_per_class,
         "head_lr": plan.head_lr or plan.lr,
+        "test": "" if plan.test == Plan.test else plan.test,
         "own_seeds": plan.own_seeds and bool(plan.folds),
         "short_start": plan.short_start and built.space.norm_floor is None,
         "precision": settings.get("precision", "auto"),

@@ -205,8 +205,8 @@ class _Runner:
             wanted = tuple(dict.fromkeys([*(RunMetric.parse(m).metric for m in metrics), *DEFAULT_METRICS]))
             train(out=folder.path, reporter=watcher, **run.settings, data=data, metrics=wanted)
         elif not folder.result.exists():
-            _relocate(folder, data, run.settings)
-            train(out=folder.path, resume=True, reporter=watcher)
+            device = run.settings.get("device", "auto")  # the run may have been started on another machine
+            train(out=folder.path, resume=True, reporter=watcher, data=data, device=device)
         wall = round(time.monotonic() - began, 1) if new else None
         result, plan = folder.read_result(), read_json(folder.config)["plan"]
         if lacks := tuple(m for m in metrics if m not in result["scores"]):
@@ -229,13 +229,6 @@ class _Runner:
         self.results[run.id] = record
         folder.checkpoint.unlink(missing_ok=True)  # three times the size of the model, and no longer needed
         gc.collect()  # frees images and network before the next run asks for the free memory
-
-
-def _relocate(folder: RunFolder, data: str, settings: Json) -> None:
-    """Let a run that was started elsewhere resume here, with this path of its data and this device."""
-    config = read_json(folder.config)
-    config["plan"] |= {"data": data, "device": settings.get("device", "auto")}
-    write_json(folder.config, config)
 
 
 def _data_specs(suite: Suite, data: Sequence[str] | Mapping[str, str | Path]) -> dict[str, str]:

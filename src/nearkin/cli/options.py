@@ -27,6 +27,9 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 TestDataOption = Annotated[
     str | None, typer.Option(help="Another data set to test on, or the new location of the run's own.")
 ]
+ConfigOption = Annotated[
+    Path | None, typer.Option(help="TOML file of settings, such as settings.toml of a run; flags come first.")
+]
 MovedDataOption = Annotated[str | None, typer.Option(help="New location of the run's data set, if it was moved.")]
 StrictOption = Annotated[
     bool, typer.Option("--strict", help="Stop with an error if an image would be left out, instead of counting it.")

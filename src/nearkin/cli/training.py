@@ -10,8 +10,10 @@ from rich.markup import escape
 
 from nearkin.cli.options import (
     Commands,
+    ConfigOption,
     DeviceOption,
     JsonOption,
+    MovedDataOption,
     RunArgument,
     StrictOption,
     TestDataOption,
@@ -43,6 +45,7 @@ def train(
         bool, typer.Option("--resume", help="Resume the run in --out exactly where it was interrupted.")
     ] = False,
     strict: StrictOption = False,
+    config: ConfigOption = None,
     **settings: Any,
 ) -> None:
     """Train a model and measure it on the test classes of its data; without options, on the embedded glyphs."""
@@ -55,8 +58,10 @@ def train(
     tested: list[Embedded] = []
     chosen = changed_settings(settings)
     with resumable("train"):
-        run = run_training(out=out, resume=resume, reporter=reporter, after_test=tested.append, **chosen)
+        run = run_training(out=out, resume=resume, reporter=reporter, after_test=tested.append, config=config, **chosen)
     _show_result(run)
+    if not read_json(run.result)["scores"]:
+        return
     if not tested:  # the run was finished before
         device = read_json(run.config)["plan"]["device"]
         tested.append(embed_test(run.path, device=device, reporter=reporter))
@@ -68,11 +73,19 @@ def _show_result(run: RunFolder) -> None:
     result = run.read_result()
     rows = {"before training": result["before"], read_json(run.config)["plan"]["method"]: result["scores"]}
     console = Console()
-    console.print(PrintedTable(_scores_title(result), *score_cells(rows)))
+    if result["scores"]:
+        console.print(PrintedTable(_scores_title(result), *score_cells(rows)))
+    else:
+        print("All classes trained, so no score could be measured.")
+    if expected := result.get("expected"):
+        from nearkin.training.expected import describe_expected, expected_table
+
+        console.print(describe_expected(expected), highlight=False, markup=False)
+        console.print(PrintedTable("", *expected_table(expected)))
     speed = result["images_per_second"]
     timing = f"{speed:,.0f} images/s" if speed else "no whole epoch was timed"
-    queries = _queries(result["queries"], result["left_out"])
-    console.print(f"{queries}; kept: {_kept(result['select'])}; {result['seconds']:.0f} s, {timing}.", highlight=False)
+    queries = f"{_queries(result['queries'], result['left_out'])}; " if result["scores"] else ""
+    console.print(f"{queries}kept: {_kept(result['select'])}; {result['seconds']:.0f} s, {timing}.", highlight=False)
     console.print(f"Run folder: {escape(str(run.path))}", highlight=False)
 
 
@@ -89,6 +102,23 @@ def _queries(count: int, left_out: int) -> str:
 
 def _kept(select: str) -> str:
     return CHOSEN[select] + (", as requested: not comparable with honest scores" if select == "test" else "")
+
+
+@app.command()
+def ship(
+    run: Annotated[Path, typer.Argument(help="Folder of a run that was evaluated.")],
+    out: Annotated[Path | None, typer.Option(help="Folder of the new run (default: RUN-shipped).")] = None,
+    data: MovedDataOption = None,
+    device: DeviceOption = "auto",
+) -> None:
+    """Train again on all classes, with the settings of an evaluated run and as many epochs as it kept.
+
+    The new model cannot be measured on its data any more. The scores of RUN are recorded as the expected ones.
+    """
+    from nearkin.training.ship import ship as train_on_all
+
+    with resumable("train"):
+        _show_result(train_on_all(run, out=out, data=data, device=device, reporter=output_reporter()))
 
 
 @app.command("eval")
@@ -130,6 +160,7 @@ def cv(
         bool, typer.Option("--resume", help="Continue what is in --out; --repeats may be larger than before.")
     ] = False,
     strict: StrictOption = False,
+    config: ConfigOption = None,
     **settings: Any,
 ) -> None:
     """Cross-validate over classes: four models (--folds), each choosing its epoch on the quarter it holds out.
@@ -138,10 +169,12 @@ def cv(
     both again. Every command that takes the folder of a run accepts OUT as one model.
     """
     from nearkin.training.cross_validation import cross_validate, score_rows
+    from nearkin.training.settings_file import read_settings
 
+    chosen = {**(read_settings(config) if config else {}), **changed_settings(settings)}
     with resumable("cv"):
         reporter = progress_reporter(strict=strict)
-        done = cross_validate(out=out, repeats=repeats, resume=resume, reporter=reporter, **changed_settings(settings))
+        done = cross_validate(out=out, repeats=repeats, resume=resume, reporter=reporter, **chosen)
     console = Console()
     console.print(PrintedTable(_scores_title(read_json(done.runs[0].result)), *score_rows(done)))
     spread = f"; ± is the standard error over {len(done.runs)} repeats" if len(done.runs) > 1 else ""
@@ -175,6 +208,7 @@ def data(
     out: Annotated[Path, typer.Option(help="File for the contact sheet (PNG).")] = Path("contact_sheet.png"),
     halves: Annotated[str, typer.Option(help="Which half of the classes to train on: first or swapped.")] = "first",
     strict: StrictOption = False,
+    test: Annotated[str, typer.Option(help="What to test on: split, or none if all classes train.")] = "split",
 ) -> None:
     """Describe a data set: counts, splits, unreadable images, and a contact sheet."""
     from nearkin.data.datasets import DATASETS, PartCounts, describe, load_dataset
@@ -190,7 +224,7 @@ def data(
         raise NearkinError(f"--out must be a .png or .jpg file, not {out.name!r}.")
     reporter = output_reporter(strict=strict)
     with reporter.bar("reading") as progress:
-        dataset = load_dataset(name, halves=halves, progress=progress)  # type: ignore[arg-type]
+        dataset = load_dataset(name, halves=halves, test=test, progress=progress)  # type: ignore[arg-type]
     cells = [
         [p.part, f"{p.images:,}", f"{p.classes:,}", str(p.fewest), f"{p.median:g}", str(p.most)]
         for p in describe(dataset)

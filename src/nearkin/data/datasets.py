@@ -13,7 +13,7 @@ from nearkin.data.benchmarks import read_cars, read_cub, read_inshop, read_sop
 from nearkin.data.glyphs import make_glyphs
 from nearkin.data.images import Dataset, Images, Progress, counted, listed
 from nearkin.data.own_images import read_csv, read_folder
-from nearkin.data.splits import swapped
+from nearkin.data.splits import all_training, swapped
 from nearkin.errors import NearkinError
 from nearkin.spec import check_options, look_up, option_names, parse
 
@@ -46,22 +46,35 @@ _FILLED_IN = ("cache", "progress", "expect")  # arguments set by the program, no
 
 
 def load_dataset(
-    text: str, *, halves: Literal["first", "swapped"] = "first", cache: Path | None = None, progress: Progress = None
+    text: str,
+    *,
+    halves: Literal["first", "swapped"] = "first",
+    test: Literal["split", "none"] = "split",
+    cache: Path | None = None,
+    progress: Progress = None,
 ) -> Dataset:
     """Open a data set by its spec: `glyphs`, `glyphs(classes=200)`, `cub:PATH`, `folder:PATH`, …
 
-    `halves="swapped"` trains on the test part and tests on the training part. `cache` is a folder for rendered images.
+    `halves="swapped"` trains on the test part and tests on the training part. `test="none"` trains on both, and then
+    the data set needs no test part. `cache` is a folder for rendered images.
     """
     if halves not in ("first", "swapped"):
         raise NearkinError(f"halves is 'first' or 'swapped', not {halves!r}.")
+    if test not in ("split", "none"):
+        raise NearkinError(f"test is 'split' or 'none', not {test!r}.")
     reader, path, options = _resolve(text)
     filled_in: dict[str, object] = {"cache": cache, "progress": progress}
     known = option_names(reader.read)
     options |= {name: value for name, value in filled_in.items() if name in known}
     dataset = reader.read(*([path] if reader.path else []), **options)
-    if halves == "swapped":
+    if test == "none":
+        dataset = all_training(dataset)
+    elif not len(dataset.test):
+        raise NearkinError(f"{text} has no test images: add some, or train on all classes with --test none.")
+    elif halves == "swapped":
         dataset = swapped(dataset)
-    return replace(dataset, notes=(*dataset.notes, *_remarks(dataset)))
+    split = [dataset.split] if dataset.split else []
+    return replace(dataset, notes=(*dataset.notes, *split, *_remarks(dataset)))
 
 
 def _resolve(text: str) -> tuple[Reader, Path | None, dict[str, object]]:
@@ -79,6 +92,19 @@ def _resolve(text: str) -> tuple[Reader, Path | None, dict[str, object]]:
         raise NearkinError(f"The data set {call.name} {wanted}.")
     options = check_options(call, reader.read, reserved=_FILLED_IN)
     return reader, Path(location).expanduser() if location else None, options
+
+
+def path_of(text: str) -> Path | None:
+    """Return the path in the spec of a data set; None if it has none."""
+    match = _SPEC.fullmatch(text)
+    place = (match["path"] or "").strip() if match else ""
+    return Path(place).expanduser() if place else None
+
+
+def at_path(text: str, path: Path) -> str:
+    """Return the spec of a data set with another path."""
+    match = _SPEC.fullmatch(text)
+    return f"{match['call'].strip()}:{path}" if match else text
 
 
 def dataset_names() -> str:
@@ -135,7 +161,7 @@ class PartCounts(NamedTuple):
 
 def describe(dataset: Dataset) -> list[PartCounts]:
     """Count images and classes of train and test, and of query and gallery if the test part has them."""
-    parts = [_counted("train", dataset.train), _counted("test", dataset.test)]
+    parts = [_counted(name, part) for name, part in (("train", dataset.train), ("test", dataset.test)) if len(part)]
     if dataset.test.query is not None and dataset.test.gallery is not None:
         parts += [_counted("query", dataset.test.take(dataset.test.query))]
         parts += [_counted("gallery", dataset.test.take(dataset.test.gallery))]

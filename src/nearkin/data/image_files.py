@@ -70,9 +70,9 @@ def _images_at(path: Path, several: bool, passed: list[LeftOut]) -> Sequence[tup
 
 
 def _images_in_folder(top: Path, several: bool, passed: list[LeftOut]) -> list[tuple[Path, str | None]]:
-    if halves := train_and_test(top):
+    if parts := train_and_test(top):
         passed += beside_train_and_test(top)
-        return [pair for half in halves for pair in _images_in_folder(half, several, passed)]
+        return [pair for part in parts for pair in _images_in_folder(part, several, passed)]
     classes = class_folders(top, passed)
     label = top.resolve().name if several and not classes else None
     return [(file, label) for file in loose_images(top, passed)] + [
@@ -80,10 +80,17 @@ def _images_in_folder(top: Path, several: bool, passed: list[LeftOut]) -> list[t
     ]
 
 
-def train_and_test(top: Path) -> tuple[Path, Path] | None:
-    """Return the folders train/ and test/ if there are both with class folders in them."""
-    halves = top / "train", top / "test"
-    return halves if all(os.path.isdir(half) and subfolders(half) for half in halves) else None
+def train_and_test(top: Path) -> tuple[Path, ...]:
+    """Return the folders train/ and test/ if there are both with class folders in them; or train/ if nothing else is.
+
+    Otherwise return none.
+    """
+    train, test = top / "train", top / "test"
+    has_train, has_test = (os.path.isdir(part) and bool(subfolders(part)) for part in (train, test))
+    if has_train and has_test:
+        return train, test
+    alone = has_train and all(folder.name in ("train", "test") for folder in subfolders(top))
+    return (train,) if alone else ()
 
 
 def beside_train_and_test(top: Path) -> list[LeftOut]:

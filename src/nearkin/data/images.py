@@ -92,10 +92,16 @@ class Dataset:
 
     name: str
     train: Images
-    test: Images
+    test: Images  # may be empty
     notes: tuple[str, ...] = ()
     small_grey: bool = False  # small grey images, such as letters; else photographs
     left_out: tuple[LeftOut, ...] = ()  # images that were found and are in neither part
+    split: str = ""  # how nearkin split the images into train and test; empty if the data set says it
+
+
+def no_images() -> Images:
+    """Return no images of no classes: the test part of a data set without one."""
+    return Images([], torch.empty(0, dtype=torch.int64), ())
 
 
 def joined(parts: Sequence[Images]) -> Images:

@@ -19,23 +19,24 @@ from nearkin.data.image_files import (
     subfolders,
     train_and_test,
 )
-from nearkin.data.images import Dataset, Images, LeftOut, counted, from_keys, listed
+from nearkin.data.images import Dataset, Images, LeftOut, counted, from_keys, listed, no_images
 from nearkin.data.pixels.decode import all_small_grey
 from nearkin.data.splits import in_halves, within_classes
 from nearkin.errors import NearkinError
 
 
 def read_folder(path: Path) -> Dataset:
-    """Read one folder per class, in `train/` and `test/` if there are both, else split in halves by class name.
+    """Read one folder per class, in `train/` and `test/` if these are there, else split in halves by class name.
 
-    Fewer than four classes are split by their images.
+    With `train/` alone the data set has no test images. Fewer than four classes are split by their images.
     """
     if not os.path.isdir(path):
         raise NearkinError(f"There is no folder {path}: folder:PATH needs one folder of images per class.")
-    if halves := train_and_test(path):
+    if parts := train_and_test(path):
         passed = beside_train_and_test(path)
-        (train, notes), (test, more) = (_read_classes(half, passed, root=path) for half in halves)
-        if others := [folder.name for folder in subfolders(path) if folder not in halves]:
+        train, notes = _read_classes(parts[0], passed, root=path)
+        test, more = _read_classes(parts[1], passed, root=path) if len(parts) > 1 else (no_images(), [])
+        if others := [folder.name for folder in subfolders(path) if folder.name not in ("train", "test")]:
             more.append(f"Folders beside train and test left out: {listed(others)}.")
         data = Dataset("folder", train, test, (*notes, *more), small_grey=_small_grey(train))
     else:
@@ -80,7 +81,7 @@ def _halved(name: str, images: Images, notes: list[str], *, without: str) -> Dat
         f"No {without}: the first {train.classes:,} classes by name ({train.names[0]} … {train.names[-1]}) train, "
         f"the other {test.classes:,} ({test.names[0]} … {test.names[-1]}) test."
     )
-    return Dataset(name, train, test, (*notes, note), small_grey=_small_grey(images))
+    return Dataset(name, train, test, tuple(notes), small_grey=_small_grey(images), split=note)
 
 
 def _halved_within_classes(name: str, images: Images, notes: list[str]) -> Dataset:
@@ -97,7 +98,7 @@ def _halved_within_classes(name: str, images: Images, notes: list[str]) -> Datas
         "tests, the others train. The scores say how well new images of these classes find each other, and nothing "
         "about unseen classes, for which at least 4 classes are needed."
     )
-    return Dataset(name, train, test, (*notes, note), small_grey=_small_grey(images))
+    return Dataset(name, train, test, tuple(notes), small_grey=_small_grey(images), split=note)
 
 
 def _small_grey(images: Images) -> bool:
@@ -162,6 +163,8 @@ def _without_repeats(rows: list[_Row], path: Path) -> tuple[list[_Row], list[str
 
 def _split(all_rows: list[_Row], split: str, path: Path, notes: list[str]) -> Images:
     rows = [row for row in all_rows if row.split == split]
+    if not rows and split == "test":
+        return no_images()
     if not rows:
         raise NearkinError(f"{path} leaves no {split} images. {' '.join(notes)}".rstrip())
     images = from_keys([row.path for row in rows], [row.label for row in rows])

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import torch
 
-from nearkin.data.images import Dataset, Images
+from nearkin.data.images import Dataset, Images, joined, no_images
 from nearkin.errors import NearkinError
 
 
@@ -28,6 +28,16 @@ def swapped(dataset: Dataset) -> Dataset:
         raise NearkinError(f"{dataset.name} has a query/gallery test part, so its halves cannot be swapped.")
     note = "Halves swapped: training and test classes are exchanged."
     return replace(dataset, train=dataset.test, test=dataset.train, notes=(*dataset.notes, note))
+
+
+def all_training(dataset: Dataset) -> Dataset:
+    """Return a data set that trains on all its images and tests on none."""
+    train = joined([part for part in (dataset.train, dataset.test) if len(part)])
+    note = (
+        f"All {train.classes:,} classes train, so nothing can be measured on this data set: evaluate a run with test "
+        "images first."
+    )
+    return replace(dataset, train=train, test=no_images(), split=note)
 
 
 def held_out(train: Images, *, fraction: float = 0.25, fold: tuple[int, int] | None = None) -> tuple[Images, Images]:

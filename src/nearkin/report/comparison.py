@@ -25,8 +25,9 @@ from nearkin.evaluation.statistics import (
     paired_t,
     summary,
 )
-from nearkin.files import short_commit
+from nearkin.files import Json, short_commit
 from nearkin.report.measured_runs import MAIN_METRICS, MeasuredRun, by_method
+from nearkin.training.expected import describe_expected
 from nearkin.training.run_folder import CHOSEN
 
 DRAWS = 4e7  # random numbers per bootstrap, at most: a second or two
@@ -293,7 +294,7 @@ def run_facts(run: MeasuredRun) -> list[tuple[str, str]]:
         ("method", run.config["method"]),
         ("data", plan["data"]),
         ("test set", f"{len(run.images):,} images of {run.images.classes:,} classes, {run.tested}"),
-        ("queries", f"{result['queries']:,}{left_out}"),
+        ("queries", f"{result['queries'] or len(run.query):,}{left_out}"),
         ("epoch chosen by", f"{CHOSEN[result['select']]} (epoch {result['kept_epoch']:g} of {plan['epochs']})"),
         ("seed", str(result["seed"])),
         ("backbone", f"{plan['backbone']}, {plan['weights']} weights"),
@@ -305,8 +306,14 @@ def run_facts(run: MeasuredRun) -> list[tuple[str, str]]:
         ("commit", short_commit(result["commit"])),
         ("versions", ", ".join(f"{name} {version}" for name, version in result["versions"].items())),
         ("date", result["date"]),
+        *([("expected scores", _expected(result["expected"]))] if "expected" in result else []),
         *([("unreadable images", str(unreadable))] if unreadable else []),
     ]
+
+
+def _expected(expected: Json) -> str:
+    scores = ", ".join(f"{name} {value:.1f}" for name, value in expected["scores"].items())
+    return f"{scores}. {describe_expected(expected)}"
 
 
 def facts_table(runs: Sequence[MeasuredRun]) -> PrintedTable:

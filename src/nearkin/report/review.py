@@ -6,6 +6,7 @@ images.
 """
 
 import csv
+import dataclasses
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -29,8 +30,9 @@ from nearkin.search.duplicates import FOUND, Limits, Pair, calibrate_limits, fin
 from nearkin.search.index.exact import search_exact
 from nearkin.search.names import escape_name
 from nearkin.training.checkpoint import kept_epochs, open_snapshot
-from nearkin.training.images import embed_images, open_images, training_images
+from nearkin.training.images import embed_images, open_images, plan_dataset, training_images
 from nearkin.training.model import Model, build_embedder, load
+from nearkin.training.moved_data import find_data
 from nearkin.training.plan import make_plan
 from nearkin.training.run_folder import RunFolder
 
@@ -124,13 +126,14 @@ def review(
 
 def _collect(model: Model, data: str | None, run: RunFolder | None, reporter: Reporter) -> Collection:
     """Embed training and test images as one collection."""
-    plan = model.plan
-    dataset = load_dataset(data or plan.data, halves=plan.halves)
+    plan = model.plan if run is None else dataclasses.replace(model.plan, data=find_data(run))
+    dataset = load_dataset(data, halves=plan.halves) if data else plan_dataset(plan)
     for sentence in dataset.notes:
         reporter.note(sentence)
     opened = [
         open_images(model, images, what, reporter=reporter)
         for images, what in ((dataset.train, "training"), (dataset.test, "test"))
+        if len(images)
     ]
     parts = [embed_images(model, each, reporter=reporter) for each in opened]
     thumbnails = torch.cat([thumbnails_of(each.store) for each in opened])
@@ -149,9 +152,7 @@ def _stored(run: RunFolder, images: Images) -> dict[str, Tensor]:
     values = snapshot.method.image_values()
     if not values or isinstance(images.sources, Tensor):
         return {}
-    trained, _ = training_images(
-        snapshot.model.plan, load_dataset(snapshot.model.plan.data, halves=snapshot.model.plan.halves)
-    )
+    trained, _ = training_images(snapshot.model.plan, plan_dataset(snapshot.model.plan))
     place = {source: row for row, source in enumerate(images.sources)}
     columns = {}
     for name, value in values.items():

@@ -5,6 +5,7 @@ of the same class. The precision holds for a collection like the calibration ima
 are more negatives per positive, and the precision drops.
 """
 
+import dataclasses
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,13 +15,15 @@ from torch import Tensor
 
 from nearkin.console import Reporter
 from nearkin.data.datasets import load_dataset
-from nearkin.data.images import Images, joined
+from nearkin.data.images import Images
 from nearkin.data.splits import sample_fraction
 from nearkin.errors import NearkinError
 from nearkin.files import Json, provenance, write_json
 from nearkin.space import Space
-from nearkin.training.images import open_images, training_images
+from nearkin.training.images import open_images, plan_dataset, training_images
 from nearkin.training.model import Model, load
+from nearkin.training.moved_data import find_data
+from nearkin.training.run_folder import RunFolder
 
 MAX_IMAGES = 4000  # eight million pairs
 MIN_PAIRS = 20  # above a threshold; with fewer, its precision is chance
@@ -82,7 +85,7 @@ def calibrate(
         raise NearkinError(f"The precision must be between 0 and 1, such as 0.95, not {precision}.")
     model = load(run, device=device)
     reporter = reporter or Reporter()
-    images, source = _calibration_images(model, data, reporter)
+    images, source = _calibration_images(RunFolder(run), model, data, reporter)
     x, used = _embed(model, _sample(images), reporter)
     s, positive = pairs(x, used.labels, model.embedder.space)
     found = choose(s, positive, precision)
@@ -108,18 +111,18 @@ def calibrate(
     return record
 
 
-def _calibration_images(model: Model, data: str | None, reporter: Reporter) -> tuple[Images, str]:
+def _calibration_images(run: RunFolder, model: Model, data: str | None, reporter: Reporter) -> tuple[Images, str]:
     """Images of classes that were not trained on, and a description of them."""
     plan = model.plan
-    dataset = load_dataset(data or plan.data, halves=plan.halves)
+    dataset = load_dataset(data, test="none") if data else plan_dataset(dataclasses.replace(plan, data=find_data(run)))
     reporter.leave_out(dataset.left_out)
     if data is None:
         held = training_images(plan, dataset)[1]
-        images = None if held is None else _of_new_classes([held], model)
+        images = None if held is None else _of_new_classes(held, model)
         use = "chose the epoch that was kept" if plan.select == "validation" else "steered the training"
         what = f"held-out training classes of {plan.data}, which also {use}"
     else:
-        images = _of_new_classes([dataset.train, dataset.test], model)
+        images = _of_new_classes(dataset.train, model)
         what = f"classes of {data} that were not trained on"
     if images is None or images.classes < 2 or int(images.counts.max()) < 2:
         hint = f"{data} has none" if data else "the run held none out, so pass other images with --data folder:PATH"
@@ -127,12 +130,11 @@ def _calibration_images(model: Model, data: str | None, reporter: Reporter) -> t
     return images, what
 
 
-def _of_new_classes(splits: list[Images], model: Model) -> Images | None:
-    """The images of several splits whose classes the model was not trained on, as one collection."""
+def _of_new_classes(images: Images, model: Model) -> Images | None:
+    """The images whose classes the model was not trained on."""
     trained = set(model.names)
-    kept = [split.of_classes([c for c, name in enumerate(split.names) if name not in trained]) for split in splits]
-    kept = [split for split in kept if len(split)]
-    return joined(kept) if kept else None
+    new = [c for c, name in enumerate(images.names) if name not in trained]
+    return images.of_classes(new) if new else None
 
 
 def _sample(images: Images) -> Images:

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from nearkin.console import Reporter
-from nearkin.data.datasets import load_dataset
 from nearkin.data.pixels.open import keep_images_open
 from nearkin.errors import NearkinError
 from nearkin.files import read_json
@@ -24,7 +23,7 @@ from nearkin.space import Space
 from nearkin.spec import parse
 from nearkin.studies.outliers import draw_outliers
 from nearkin.training.checkpoint import Snapshot, kept_epochs, open_snapshot
-from nearkin.training.images import OpenImages, open_images, training_images
+from nearkin.training.images import OpenImages, open_images, plan_dataset, training_images
 from nearkin.training.model import Model, embed_store
 from nearkin.training.run_folder import RunFolder
 
@@ -72,7 +71,7 @@ def _by_name(runs: Sequence[RunFolder]) -> dict[str, RunFolder]:
 def open_training(model: Model, *, reporter: Reporter) -> OpenImages:
     """Open the training images of a run, in the order of its row numbers."""
     plan = model.plan
-    data = load_dataset(plan.data, halves=plan.halves)
+    data = plan_dataset(plan)
     reporter.leave_out(data.left_out)
     images, _ = training_images(plan, data)
     return open_images(model, images, "training", reporter=reporter)
@@ -137,7 +136,9 @@ def embed_epochs(
         reporter.note(f"Embedding images with the snapshot of epoch {epoch}")
         views.append(embed_view(snapshot, open_training(snapshot.model, reporter=reporter), points=points))
     plan = snapshot.model.plan
-    test = load_dataset(plan.data, halves=plan.halves).test
+    test = plan_dataset(plan).test
+    if not len(test):
+        return views
     opened = open_images(snapshot.model, test, "test", reporter=reporter)
     return [*views, embed_view(snapshot, opened, points=points, trained=False)]
 

@@ -16,6 +16,7 @@ from nearkin.methods.base import Method
 from nearkin.methods.catalogue import method
 from nearkin.methods.proxies import Proxies
 from nearkin.training.model import Model, build_embedder, embedding_dim, load_state
+from nearkin.training.moved_data import find_data
 from nearkin.training.plan import Plan, make_plan, resolve_device
 from nearkin.training.run_folder import RunFolder
 
@@ -114,7 +115,7 @@ def kept_epochs(run: RunFolder) -> dict[int, Path]:
 def plan_of(run: RunFolder, *, data: str | None = None, device: str = "auto") -> Plan:
     """Return the plan of a run, for this device and, if given, another location of the data."""
     settings: Json = {**read_json(run.config)["plan"], "device": str(resolve_device(device)), "precision": "auto"}
-    return make_plan(settings | {"weights": "none"} | ({"data": data} if data else {}), {})
+    return make_plan(settings | {"weights": "none", "data": data or find_data(run)}, {})
 
 
 def open_snapshot(run: RunFolder, epoch: int, *, data: str | None = None, device: str = "auto") -> Snapshot:

@@ -19,12 +19,13 @@ from nearkin.methods.catalogue import method
 from nearkin.training.images import Embedded, measure, seen_classes
 from nearkin.training.measure_run import embed_test
 from nearkin.training.plan import Plan
+from nearkin.training.run_config import remove_config, write_config
 from nearkin.training.run_folder import RunFolder
 from nearkin.training.run_metric import RunMetric
 
 
 def train_folds(
-    run: RunFolder, plan: Plan, train_model: Callable[[RunFolder, Plan], Embedded], *, reporter: Reporter
+    run: RunFolder, plan: Plan, train_model: Callable[[RunFolder, Plan], Embedded | None], *, reporter: Reporter
 ) -> Embedded:
     """Train the model of every unfinished fold, measure all, and return the test set as they embed it together.
 
@@ -32,15 +33,8 @@ def train_folds(
     """
     parts = [RunFolder(run.path / f"fold-{number}") for number in range(1, plan.folds + 1)]
     example = method(plan.method, classes=2, dim=plan.dim, space=plan.space or None)
-    write_json(
-        run.config,
-        {
-            "plan": dataclasses.asdict(plan),
-            "method": str(example.spec),
-            "space": example.ranked_in,
-            "parts": [part.path.name for part in parts],
-        },
-    )
+    names = [part.path.name for part in parts]
+    write_config(run, plan, method=str(example.spec), space=example.ranked_in, parts=names)
     try:
         for number, part in enumerate(parts, start=1):
             reporter.note(f"Fold {number} of {plan.folds}")
@@ -49,7 +43,7 @@ def train_folds(
             part.checkpoint.unlink(missing_ok=True)  # three times the size of the model, and no longer needed
     except NearkinError:
         if not parts[0].config.exists():
-            run.config.unlink()  # settings that cannot work leave no run behind
+            remove_config(run)  # settings that cannot work leave no run behind
         raise
     results = [part.read_result() for part in parts]
     embedded = embed_test(run.path, device=plan.device, reporter=reporter)

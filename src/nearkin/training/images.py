@@ -6,6 +6,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from nearkin.console import Reporter
+from nearkin.data.datasets import load_dataset
 from nearkin.data.images import Dataset, Images
 from nearkin.data.pixels.decode import BadImage
 from nearkin.data.pixels.open import describe_left_out, open_store
@@ -54,6 +55,11 @@ class SeenClasses(NamedTuple):
 def seen_classes(tested: Collection[str], trained: Collection[str]) -> SeenClasses:
     """Count the names of test classes that are also names of training classes."""
     return SeenClasses(len(tested), len(set(tested) & set(trained)))
+
+
+def plan_dataset(plan: Plan) -> Dataset:
+    """Open the data set of a plan, split as the plan says."""
+    return load_dataset(plan.data, halves=plan.halves, test=plan.test)
 
 
 def training_images(plan: Plan, data: Dataset) -> tuple[Images, Images | None]:

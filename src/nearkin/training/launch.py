@@ -13,22 +13,24 @@ from typing import Any
 import torch
 
 from nearkin.console import Reporter
-from nearkin.data.datasets import load_dataset
 from nearkin.data.images import Dataset, Images
 from nearkin.data.pixels.stores import Store
 from nearkin.data.pixels.views import augment
 from nearkin.errors import NearkinError
-from nearkin.files import LOCK, Json, read_json, write_json, write_lock
+from nearkin.files import LOCK, Json, read_json, write_lock
 from nearkin.methods.catalogue import method
 from nearkin.training.defaults import fit_plan
 from nearkin.training.folds import train_folds
-from nearkin.training.images import Embedded, open_images, training_images
+from nearkin.training.images import Embedded, open_images, plan_dataset, training_images
 from nearkin.training.loop import Network, Training
 from nearkin.training.model import Ensemble, Model, build_embedder, embedding_dim
+from nearkin.training.moved_data import find_data
 from nearkin.training.optimiser import make_optimiser, parameter_groups, set_training
 from nearkin.training.plan import Plan, make_plan
 from nearkin.training.random_streams import drawing_from, stream_seed
+from nearkin.training.run_config import write_config
 from nearkin.training.run_folder import RunFolder
+from nearkin.training.settings_file import read_settings
 from nearkin.training.tracking import Log, Tracker
 
 
@@ -48,15 +50,21 @@ def train(
     after_test: Callable[[Embedded], object] | None = None,
     log: Log | None = None,
     strict: bool = False,
+    config: str | Path | None = None,
     **settings: Any,
 ) -> RunFolder:
     """Train a model into a run folder and measure it on the test classes. Settings are the fields of `Plan`.
 
-    `after_test` receives the test set as the final model embedded it; it is not called if the run was finished before.
-    `log(values, step)` receives losses and scores during training, after a resume first the earlier ones. `strict`
-    refuses images that cannot be used, which are otherwise left out and counted. Within `keep_images_open()` trainings
-    on the same images read them once.
+    `after_test` receives the test set as the final model embedded it; it is not called if the run was finished before,
+    or if there are no test images. `log(values, step)` receives losses and scores during training, after a resume first
+    the earlier ones. `strict` refuses images that cannot be used, which are otherwise left out and counted. `config` is
+    a TOML file of settings, such as the settings.toml of a run; settings given here are preferred to those in it.
+    Within `keep_images_open()` trainings on the same images read them once.
     """
+    if config is not None:
+        if resume:
+            raise NearkinError("A resumed run has its own settings: leave out config.")
+        settings = {**read_settings(config), **settings}
     reporter = reporter or Reporter()
     reporter.strict = reporter.strict or strict
     with open_run(out, resume=resume, settings=settings, reporter=reporter) as (run, plan, data):
@@ -73,44 +81,55 @@ def train_run(
     reporter: Reporter,
     after_test: Callable[[Embedded], object] | None = None,
     log: Log | None = None,
+    expected: Json | None = None,
 ) -> None:
     """Train the model of a run, or the models of its folds, unless the run is finished. The caller holds its lock.
 
-    The data set of the plan is loaded unless the caller has it already.
+    The data set of the plan is loaded unless the caller has it already. `expected` are scores to record as those of
+    another run.
     """
     if run.result.exists():
         return
-    data = data or load_dataset(plan.data, halves=plan.halves)
+    data = data or plan_dataset(plan)
     for sentence in data.notes:
         reporter.note(sentence)
     reporter.leave_out(data.left_out)
-    train_one = partial(train_model, data=data, resume=resume, reporter=reporter, log=log)
+    train_one = partial(train_model, data=data, resume=resume, reporter=reporter, log=log, expected=expected)
     embedded = (
         train_folds(run, plan, train_one, reporter=reporter) if plan.folds and not plan.fold else train_one(run, plan)
     )
-    if after_test is not None:
+    if after_test is not None and embedded is not None:
         after_test(embedded)
 
 
 def train_model(
-    run: RunFolder, plan: Plan, *, data: Dataset, resume: bool, reporter: Reporter, log: Log | None = None
-) -> Embedded:
-    """Train one model, with `resume` from its last checkpoint if there is one; return the test set as it embeds it."""
+    run: RunFolder,
+    plan: Plan,
+    *,
+    data: Dataset,
+    resume: bool,
+    reporter: Reporter,
+    log: Log | None = None,
+    expected: Json | None = None,
+) -> Embedded | None:
+    """Train one model, with `resume` from its last checkpoint if there is one; return the test set as it embeds it.
+
+    Without test images return None.
+    """
     training, head_scale = build_training(run, plan, data, reporter=reporter, log=log)
     training.batches()  # refuses impossible batches before anything is written
-    resolved = _resolved(training) | {"head_scale": head_scale, "own_streams": True}
+    more = {"resolved": _resolved(training) | {"head_scale": head_scale, "own_streams": True}}
+    if resume:
+        expected = read_json(run.config).get("expected") if run.config.exists() else None
+    if expected:
+        more["expected"] = expected
     if resume and run.checkpoint.exists():
-        resolved = read_json(run.config).get("resolved", {})  # how the model was built, perhaps by an older version
+        more["resolved"] = read_json(run.config).get(
+            "resolved", {}
+        )  # how the model was built, perhaps by an older version
         training.restore()
-    write_json(
-        run.config,
-        {
-            "plan": dataclasses.asdict(plan),
-            "method": str(training.method.spec),
-            "space": training.method.ranked_in,
-            "resolved": resolved,
-        },
-    )
+    objective = training.method
+    write_config(run, plan, method=str(objective.spec), space=objective.ranked_in, **more)
     return training.train_to_end()
 
 
@@ -138,7 +157,7 @@ def build_training(
     torch.backends.cudnn.benchmark = True  # every training step has the same shapes
     tracker = Tracker(plan, run.path / "tensorboard", log)
 
-    data = data or load_dataset(plan.data, halves=plan.halves)
+    data = data or plan_dataset(plan)
     train_set, validation_set = training_images(plan, data)
 
     dim = embedding_dim(plan)
@@ -160,7 +179,7 @@ def build_training(
     validation = None
     if validation_set is not None:
         validation = open_images(model, validation_set, "held-out", reporter=reporter)
-    test = open_images(model, data.test, "test", reporter=reporter)
+    test = open_images(model, data.test, "test", reporter=reporter) if len(data.test) else None
 
     head_scale = rescale_head(model, train.store)
     torch.manual_seed(stream_seed(plan.model_seed, "training"))
@@ -217,6 +236,10 @@ def _compile(model: Model) -> Network:
     return torch.compile(model.embedder, mode=mode)
 
 
+MAY_CHANGE = {"data", "device"}
+"""Settings that a run may resume with: its data or its device have moved."""
+
+
 @contextmanager
 def open_run(
     out: str | Path | None, *, resume: bool, settings: Mapping[str, Any], reporter: Reporter
@@ -243,16 +266,16 @@ def _open_folder(
     if resume:
         if out is None:
             raise NearkinError("Say which run to resume: --resume --out runs/NAME.")
-        if settings:
-            raise NearkinError(f"A resumed run has its own settings; leave out {', '.join(sorted(settings))}.")
+        if fixed := sorted(settings.keys() - MAY_CHANGE):
+            raise NearkinError(f"A resumed run has its own settings; leave out {', '.join(fixed)}.")
         run = RunFolder(out)
         read_json(run.config, needs={"plan": dict})  # the error says that this is not a run
         with write_lock(run.path):
-            yield run, make_plan(read_json(run.config)["plan"], {}), None
+            yield run, _resumed_plan(run, settings), None
         return
     # Refuse wrong settings before the data are read; which snapshots there can be depends on the backbone's epochs.
     asked = make_plan({name: value for name, value in settings.items() if name != "snapshots"}, {})
-    data = load_dataset(asked.data, halves=asked.halves)
+    data = plan_dataset(asked)
     plan, notes = fit_plan(settings, data)
     for sentence in notes:
         reporter.note(sentence)
@@ -268,6 +291,14 @@ def _open_folder(
                 (run.path / LOCK).unlink()
                 if made:
                     run.path.rmdir()
+
+
+def _resumed_plan(run: RunFolder, settings: Mapping[str, Any]) -> Plan:
+    """Return the plan of a run that resumes, perhaps with other epochs, or where its data or its device are now."""
+    plan = make_plan({**read_json(run.config)["plan"], **settings}, {})
+    if "data" not in settings and not run.result.exists():
+        plan = dataclasses.replace(plan, data=find_data(run))
+    return plan
 
 
 def _check_empty(run: RunFolder) -> None:

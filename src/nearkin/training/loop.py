@@ -15,7 +15,7 @@ from nearkin.data.pixels.tiles import Pixels
 from nearkin.data.pixels.views import Augment
 from nearkin.errors import NearkinError
 from nearkin.evaluation import Scores
-from nearkin.files import Json, provenance, read_tensors, write_json, write_tensors
+from nearkin.files import Json, provenance, read_json, read_tensors, write_json, write_tensors
 from nearkin.methods.base import Method, Step
 from nearkin.methods.samplers import steps_per_epoch
 from nearkin.training import checkpoint
@@ -42,7 +42,7 @@ class Training:
     run: RunFolder
     train: OpenImages
     validation: OpenImages | None  # held-out training classes
-    test: OpenImages
+    test: OpenImages | None  # none if all classes train
     augment: Augment
     model: Model
     compiled: Network  # the model's embedder, compiled if the plan asks for it
@@ -72,14 +72,14 @@ class Training:
     def _generator(self, name: Stream) -> torch.Generator:
         return torch.Generator(self.device).manual_seed(stream_seed(self.plan.model_seed, name))
 
-    def train_to_end(self) -> Embedded:
+    def train_to_end(self) -> Embedded | None:
         """Train from the current step to the end; measure the model that is kept and return the embedded test set."""
         self.tracker.begin(self.run.events() if self.step else [])
         if self.step == 0:
             self._before_first_step()
         began = saved = time.monotonic()
         before = self.seconds
-        total = self.plan.epochs * self.per_epoch
+        total = self.plan.last_epoch * self.per_epoch
         batches = self.batches()
         self._begin_epoch()
         with stop_on_interrupt() as asked, self.reporter.training(total) as status:
@@ -142,7 +142,7 @@ class Training:
 
     def _before_first_step(self) -> None:
         self.run.keep_events(0)
-        self._log("test", epoch=0, scores=self._measure(self.test, self.plan.metrics, "before training"))
+        self._log_test(0, "before training")
         self.method.train()
         self.method.at_check(self.model.embedder, self._embed, self.labels)
         self._snapshot()
@@ -169,9 +169,9 @@ class Training:
             self.trained = (self.trained[0] + images, self.trained[1] + seconds)
         epoch = self.step // self.per_epoch
         self._log("epoch", epoch=epoch, loss=loss, lr=self.optimiser.param_groups[0]["lr"], seconds=round(seconds, 3))
-        self.reporter.epoch(f"epoch {epoch}/{self.plan.epochs}  loss {loss:.4f}  {images / seconds:,.0f} images/s")
-        if self.plan.evaluate_every and epoch % self.plan.evaluate_every == 0 and epoch < self.plan.epochs:
-            self._log("test", epoch=epoch, scores=self._measure(self.test, self.plan.metrics, f"epoch {epoch}"))
+        self.reporter.epoch(f"epoch {epoch}/{self.plan.last_epoch}  loss {loss:.4f}  {images / seconds:,.0f} images/s")
+        if self.plan.evaluate_every and epoch % self.plan.evaluate_every == 0 and epoch < self.plan.last_epoch:
+            self._log_test(epoch, f"epoch {epoch}")
 
     def _check(self) -> None:
         began = time.monotonic()
@@ -200,7 +200,7 @@ class Training:
             score = f" · {self.plan.select_by} {self.scores[-1]:.1f}" if self.scores else ""
             epoch = (self.step - 1) // self.per_epoch + 1
             loss = self._finite_losses(within + 1)[-1].item()
-            status(self.step, f"epoch {epoch}/{self.plan.epochs} · loss {loss:.3f}{score} · {speed:,.0f} images/s")
+            status(self.step, f"epoch {epoch}/{self.plan.last_epoch} · loss {loss:.3f}{score} · {speed:,.0f} images/s")
             self.shown = now
 
     def _finite_losses(self, count: int) -> Tensor:
@@ -222,6 +222,10 @@ class Training:
 
     def _measure(self, opened: OpenImages, metrics: tuple[str, ...], what: str) -> Scores:
         return measure(self._embed_all(opened, what), metrics)
+
+    def _log_test(self, epoch: int, what: str) -> None:
+        if self.test is not None:
+            self._log("test", epoch=epoch, scores=self._measure(self.test, self.plan.metrics, what))
 
     def _embed_all(self, opened: OpenImages, what: str) -> Embedded:
         return embed_images(self.model, opened, reporter=self.reporter, title=f"embedding ({what})")
@@ -299,25 +303,26 @@ class Training:
                 "restore that file, or train into another folder."
             )
 
-    def _finish(self) -> Embedded:
+    def _finish(self) -> Embedded | None:
         if self.plan.select == "last" or not self.scores:
             self._keep()
         tensors, about = read_tensors(self.run.model)
         self.model.embedder.load_state_dict(tensors)
-        embedded = self._embed_all(self.test, "test")
-        scores = measure(embedded, self.plan.metrics)
+        embedded = None if self.test is None else self._embed_all(self.test, "test")
+        scores = Scores({}, queries=0, left_out=0) if embedded is None else measure(embedded, self.plan.metrics)
         self.tracker.add({"event": "kept", "step": about["step"], "scores": scores})
         self.tracker.close()
         images, seconds = self.trained
         opened = [each for each in (self.train, self.validation, self.test) if each is not None]
         unreadable = [image for each in opened for image in each.unreadable]
-        before = next(e["scores"] for e in self.run.events() if e["event"] == "test")
+        before: Json = next((e["scores"] for e in self.run.events() if e["event"] == "test"), {})
+        tested = () if self.test is None else self.test.images.names
         result: Json = {
             "scores": scores,
             "before": before,
             "queries": scores.queries,
             "left_out": scores.left_out,
-            "test_classes": seen_classes(self.test.images.names, self.model.names)._asdict(),
+            "test_classes": seen_classes(tested, self.model.names)._asdict(),
             "unreadable": [str(image) for image in unreadable],
             "select": self.plan.select,
             "kept_epoch": about["epoch"],
@@ -328,6 +333,8 @@ class Training:
             "images_per_second": round(images / seconds, 1) if seconds else None,
             **provenance(),
         }
+        if expected := read_json(self.run.config).get("expected"):
+            result["expected"] = expected
         if self.scores:
             result["held_out" if self.plan.select != "test" else "test_chosen"] = max(self.scores)
         write_json(self.run.result, result)

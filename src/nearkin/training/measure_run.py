@@ -14,6 +14,7 @@ from nearkin.evaluation import Scores, evaluate_under, parse_metric, protocol_of
 from nearkin.files import read_json
 from nearkin.training.images import Embedded, SeenClasses, embed_images, measure, open_images, seen_classes
 from nearkin.training.model import Model, load
+from nearkin.training.moved_data import find_data
 from nearkin.training.run_folder import RunFolder
 from nearkin.training.run_metric import RunMetric
 
@@ -39,7 +40,12 @@ def embed_test(
     """Embed the test images of a run's data set, or of `data`, with its model or another."""
     reporter = reporter or Reporter()
     model = model or load(run, device=device)
-    found = load_dataset(data or model.plan.data, halves=model.plan.halves)
+    if data is None and model.plan.test == "none":
+        raise NearkinError(
+            f"{run} trained on all classes of its data, so there is nothing to measure it on: name other images with "
+            "--data NAME:PATH."
+        )
+    found = load_dataset(data or find_data(RunFolder(run)), halves=model.plan.halves)
     reporter.leave_out(found.left_out)
     return embed_images(model, open_images(model, found.test, "test", reporter=reporter), reporter=reporter)
 

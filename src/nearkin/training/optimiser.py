@@ -15,12 +15,20 @@ from nearkin.training.plan import Plan
 def lr_factor(plan: Plan, epoch: int, scores: Sequence[float] = ()) -> float:
     """Return the factor of the learning rates in an epoch (0, 1, …), given the scores of the checks so far."""
     if plan.schedule == "step":
-        return plan.decay ** (epoch // plan.decay_every)
+        steps = sum(at <= epoch for at in plan.decay_epochs) if plan.decay_at else epoch // plan.decay_every
+        return plan.decay**steps
     if plan.schedule == "cosine":
         return 0.5 * (1 + math.cos(math.pi * epoch / max(plan.epochs, 1)))
     if plan.schedule == "plateau":
         return plan.decay ** _plateaus(scores, plan.decay_every)
     return 1.0
+
+
+def plateau_epochs(plan: Plan, scores: Sequence[float], *, steps_per_epoch: int, check_every: int) -> list[int]:
+    """Return the epochs after which the schedule `plateau` lowered the learning rate, given the scores of checks."""
+    seen = [scores[: epoch * steps_per_epoch // check_every] for epoch in range(plan.epochs + 1)]
+    drops = [_plateaus(before, plan.decay_every) for before in seen]
+    return [epoch for epoch in range(1, len(drops)) for _ in range(drops[epoch] - drops[epoch - 1])]
 
 
 def _plateaus(scores: Sequence[float], patience: int) -> int:

@@ -5,7 +5,7 @@ The fields of `Plan` are the flags of `nearkin train`, the keywords of `nearkin.
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_type_hints
 
@@ -59,9 +59,16 @@ class Plan:
         "resized_crop",
         "Augmentation: resized_crop, crop, affine, none; with options as in 'resized_crop(scale=(0.16, 1))'.",
     )
+    test: Literal["split", "none"] = setting(
+        "split",
+        "What to test on: the test part of the data; or none, to train on all classes, which cannot be measured then.",
+    )
     halves: Literal["first", "swapped"] = setting("first", "Which half of the classes to train on.")
     fraction: float = setting(1.0, "Fraction of the training images of each class to use, 0 to 1.")
     epochs: int = setting(60, "Passes over the training set (0: measure the untrained network).")
+    stop_after: int = setting(
+        0, "Stop after this many epochs, with the learning rates of a run of all --epochs (0: train to the end)."
+    )
     batch: int = setting(180, "Images per batch; by default fewer if there are few images.")
     images_per_class: int = setting(-1, "Images per class in a batch (0: random; -1: as the method needs).")
     optimiser: Optimiser = setting("adamw", "Optimiser.")
@@ -76,6 +83,9 @@ class Plan:
     schedule: Schedule = setting("step", "Learning-rate schedule; plateau uses held-out training classes.")
     decay: float = setting(0.5, "Factor of the learning rate at each step or plateau.")
     decay_every: int = setting(10, "Epochs between steps; for plateau, checks without progress.")
+    decay_at: str = setting(
+        "", "Epochs after which the learning rate steps instead, such as 30,60; an epoch may stand there twice."
+    )
     clip_value: float = setting(10.0, "Clip gradient entries at this value (0: off).")
     clip_norm: float = setting(0.0, "Clip the norm of the gradient at this value (0: off).")
     precision: Literal["auto", "float32", "bf16"] = setting("auto", "Arithmetic of the network (auto: bf16 on a GPU).")
@@ -112,15 +122,30 @@ class Plan:
         return (self.seed * self.folds + self.fold - 1) % 2**31 if self.fold and self.own_seeds else self.seed
 
     @property
+    def last_epoch(self) -> int:
+        """The number of epochs to train: all, or fewer with the same learning rates."""
+        return min(self.stop_after or self.epochs, self.epochs)
+
+    @property
     def snapshot_epochs(self) -> tuple[int, ...]:
         """The epochs after which model and method are saved; 0 is before the first step."""
-        return tuple(int(part) for part in self.snapshots.split(",")) if self.snapshots.strip() else ()
+        return _numbers(self.snapshots)
+
+    @property
+    def decay_epochs(self) -> tuple[int, ...]:
+        """The epochs after which the learning rate steps; empty if it steps every few epochs."""
+        return _numbers(self.decay_at)
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in text.split(",")) if text.strip() else ()
 
 
 TINY = 1e-30  # stands for "above 0"
 RANGES: dict[str, tuple[float, float]] = {
     **dict.fromkeys(("batch", "decay_every"), (1, math.inf)),
     "epochs": (0, math.inf),
+    "stop_after": (0, 2**31),
     "dim": (0, 100_000),
     **dict.fromkeys(("size", "warmup", "patience", "check_every", "evaluate_every", "seed"), (0, 2**31)),
     **dict.fromkeys(("folds", "fold"), (0, 2**31)),
@@ -138,11 +163,9 @@ RANGES: dict[str, tuple[float, float]] = {
 
 def make_plan(settings: Mapping[str, Any], defaults: Mapping[str, Any]) -> Plan:
     """Return the checked plan: settings first, then the defaults of the backbone, then those of `Plan`."""
-    fields = {f.name for f in dataclasses.fields(Plan)}
+    check_names(settings)
     hints = get_type_hints(Plan)
     for name, value in settings.items():
-        if name not in fields:
-            raise NearkinError(f"There is no setting {name!r}.{nearest(name, fields)} See nearkin train --help.")
         if name != "metrics" and not fits(value, hints[name]):
             raise NearkinError(f"The setting {name} must be {words(hints[name])}, not {value!r}.")
     of_folds = {"select": "validation"} if settings.get("folds") else {}
@@ -151,8 +174,11 @@ def make_plan(settings: Mapping[str, Any], defaults: Mapping[str, Any]) -> Plan:
         if not least <= getattr(plan, name) <= most:  # NaN is neither
             limit = f"at least {least:g}" if most >= 1e30 else f"from {least:g} to {most:g}"
             raise NearkinError(f"The setting {name} must be {limit}, not {getattr(plan, name)}.")
+    if plan.test == "none" and (plan.select == "test" or plan.folds):
+        other = "select=test" if plan.select == "test" else "folds"
+        raise NearkinError(f"test=none leaves no test images, which {other} needs: leave out one of them.")
     _check_folds(plan)
-    _check_snapshots(plan)
+    _check_epoch_lists(plan)
     names: str | Sequence[str] = plan.metrics
     metrics = tuple(names.replace(" ", "").split(",") if isinstance(names, str) else names)
     for metric in (*metrics, plan.select_by):
@@ -162,6 +188,14 @@ def make_plan(settings: Mapping[str, Any], defaults: Mapping[str, Any]) -> Plan:
     if precision == "bf16" and device.type == "cpu":
         raise NearkinError("precision=bf16 needs a GPU; on a CPU use float32.")
     return dataclasses.replace(plan, device=str(device), precision=precision, metrics=metrics)
+
+
+def check_names(names: Iterable[str]) -> None:
+    """Raise an error that names the nearest setting, unless all are fields of `Plan`."""
+    fields = {f.name for f in dataclasses.fields(Plan)}
+    for name in names:
+        if name not in fields:
+            raise NearkinError(f"There is no setting {name!r}.{nearest(name, fields)} See nearkin train --help.")
 
 
 def _check_folds(plan: Plan) -> None:
@@ -175,16 +209,18 @@ def _check_folds(plan: Plan) -> None:
         raise NearkinError("The held-out classes of a fold select its epoch: leave out select=test or folds.")
 
 
-def _check_snapshots(plan: Plan) -> None:
-    try:
-        valid = all(0 <= epoch <= plan.epochs for epoch in plan.snapshot_epochs)
-    except ValueError:
-        valid = False
-    if not valid:
-        raise NearkinError(
-            f"Snapshots must be epochs from 0 to {plan.epochs}, separated by commas, such as 0,{plan.epochs}, "
-            f"not {plan.snapshots!r}."
-        )
+def _check_epoch_lists(plan: Plan) -> None:
+    for name in ("snapshots", "decay_at"):
+        text = getattr(plan, name)
+        try:
+            valid = all(0 <= epoch <= plan.epochs for epoch in _numbers(text))
+        except ValueError:
+            valid = False
+        if not valid:
+            raise NearkinError(
+                f"The setting {name} must be epochs from 0 to {plan.epochs}, separated by commas, such as "
+                f"0,{plan.epochs}, not {text!r}."
+            )
 
 
 def resolve_device(name: str) -> torch.device:

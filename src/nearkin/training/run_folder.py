@@ -23,6 +23,7 @@ class RunFolder:
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         self.config = self.path / "config.json"
+        self.settings = self.path / "settings.toml"
         self.log = self.path / "log.jsonl"
         self.checkpoint = self.path / "checkpoint.safetensors"
         self.model = self.path / "model.safetensors"
@@ -40,7 +41,16 @@ class RunFolder:
 
     def leftovers(self) -> list[str]:
         """Return the names of files and folders that a run has written here."""
-        files = (self.config, self.log, self.checkpoint, self.model, self.classes, self.result, self.snapshots)
+        files = (
+            self.config,
+            self.settings,
+            self.log,
+            self.checkpoint,
+            self.model,
+            self.classes,
+            self.result,
+            self.snapshots,
+        )
         folders = (path for pattern in ("fold-*", "repeat-*", "tensorboard") for path in self.path.glob(pattern))
         return sorted(path.name for path in (*files, *folders) if path.exists())
 
