@@ -338,7 +338,7 @@ def proxy_nca(x, y, refs, ref_labels, self_row, *, scale, per_class, space="cosi
     p = Pairs(x, y, refs, ref_labels, self_row, space, weights)
     terms = []
     for i in range(p.B):
-        z = [-scale * p.w[i][j] * p.d[i][j] ** 2 for j in range(p.R)]
+        z = [scale * (2 * (p.w[i][j] - 1) * p.s[i][j] - p.d[i][j] ** 2) for j in range(p.R)]
         if p.P[i] and p.N[i]:
             terms.append(log_sum(z[j] for j in p.N[i]) - max(z[j] for j in p.P[i]))
     return mean(terms)
@@ -348,7 +348,7 @@ def proxy_nca_pp(x, y, refs, ref_labels, self_row, *, temperature, per_class, sp
     p = Pairs(x, y, refs, ref_labels, self_row, space, weights)
     terms = []
     for i in range(p.B):
-        z = [-p.w[i][j] * p.d[i][j] ** 2 / temperature for j in range(p.R)]
+        z = [(2 * (p.w[i][j] - 1) * p.s[i][j] - p.d[i][j] ** 2) / temperature for j in range(p.R)]
         if p.P[i]:
             own = max(z[j] for j in p.P[i])
             terms.append(log_sum([own, *(z[j] for j in p.N[i])]) - own)

@@ -141,6 +141,12 @@ def squared_distance(r: Relation) -> Tensor:
     return (norms - 2 * r.s).clamp_min(0)
 
 
+def minus_squared_distance(r: Relation, weights: Tensor | None) -> Tensor:
+    """An exponent −d + 2(ω − 1)s: of d = const − 2s, weights multiply the part that depends on the pair."""
+    z = -squared_distance(r)
+    return z if weights is None else z + 2 * (weights - 1) * r.s
+
+
 def distance(r: Relation) -> Tensor:
     """Euclidean distance [B, R]; for coinciding points it is tiny with zero gradient."""
     return squared_distance(r).clamp_min(1e-12).sqrt()

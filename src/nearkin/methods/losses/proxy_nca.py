@@ -11,8 +11,8 @@ Symbols
     d squared Euclidean distance of the projected vectors (unit vectors: 2 − 2 cos); P_x the proxies of x's class;
     Z_x the proxies of all other classes: the positive is left out of the sum, so L can be negative;
     X' the samples of the batch X with a proxy of their class and one of another class (else L = 0);
-    σ scale (`scale`). With weights ω [B, R], every exponent −σ d(x, z) becomes −ω σ d(x, z), and p(x) is the
-    proxy of the class of x with the largest exponent.
+    σ scale (`scale`). With weights ω [B, R], every exponent −σ d(x, z) becomes −σ d(x, z) + 2σ(ω − 1) s(x, z), which
+    is 2σ(ω s(x, z) − 1) for unit vectors, and p(x) is the proxy of the class of x with the largest exponent.
 
 Settings
     One proxy per class, Inception with batch normalisation, RMSprop. As commonly used: 64-d, 227 px crops, batch 32.
@@ -22,6 +22,8 @@ Settings
 Departures
     The paper has one proxy per class; at `per_class` > 1 the positive is the nearest proxy of the class.
     The paper scales unit vectors by constants; here that is σ, the product of the two norms.
+    ω weights the similarity 2σ s and not −σ d, which is the same loss without weights. −σ d is never positive, so that
+    a small ω would lift the exponent of an easy negative above those of the hard ones.
     Proxies start from N(0, 2/(C·K)), as everywhere here, with `speed` 1.
 
 Relations
@@ -34,12 +36,12 @@ from nearkin.errors import above_zero
 from nearkin.methods.base import Loss
 from nearkin.methods.losses.class_similarity import positive_exponent
 from nearkin.methods.proxies import Initial, Proxies
-from nearkin.methods.relation import Relation, exists, log_sum_exp, mean_where, squared_distance, weighted
+from nearkin.methods.relation import Relation, exists, log_sum_exp, mean_where, minus_squared_distance
 
 
 def proxy_nca(r: Relation, *, scale: float, weights: Tensor | None = None) -> Tensor:
     """Eq. 1 with the references as proxies."""
-    z = weighted(-scale * squared_distance(r), weights)
+    z = scale * minus_squared_distance(r, weights)
     counted = exists(r.pos, by="row") & exists(r.neg, by="row")
     return mean_where(log_sum_exp(z, r.neg, by="row") - positive_exponent(z, r), counted)  # Eq. 1, 2
 

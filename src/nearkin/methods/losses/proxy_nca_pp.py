@@ -11,8 +11,8 @@ Proxy-NCA as the probability of the proxy of a sample's class, sharpened by a te
 Symbols
     d squared Euclidean distance of the projected vectors (unit vectors: 2 − 2 cos); P_x the proxies of x's class;
     Z_x all proxies of all other classes; X' the samples of the batch X whose class has a proxy (else L = 0);
-    T temperature (`temperature`). With weights ω [B, R], every exponent is multiplied by ω, and p(x) is the
-    proxy of the class of x with the largest exponent.
+    T temperature (`temperature`). With weights ω [B, R], every exponent −d/T becomes (−d + 2(ω − 1) s)/T, as in
+    `proxy_nca`, and p(x) is the proxy of the class of x with the largest exponent.
 
 Settings
     T = 1/9, one proxy per class, ResNet-50 with global max pooling (`pool="max"`) and layer norm, batches balanced by
@@ -35,12 +35,12 @@ from nearkin.errors import above_zero
 from nearkin.methods.base import Loss
 from nearkin.methods.losses.class_similarity import cross_entropy, positive_exponent
 from nearkin.methods.proxies import Initial, Proxies
-from nearkin.methods.relation import Relation, squared_distance, weighted
+from nearkin.methods.relation import Relation, minus_squared_distance
 
 
 def proxy_nca_pp(r: Relation, *, temperature: float, weights: Tensor | None = None) -> Tensor:
     """Eq. 1 with the references as proxies."""
-    z = weighted(-squared_distance(r) / temperature, weights)
+    z = minus_squared_distance(r, weights) / temperature
     return cross_entropy(positive_exponent(z, r), z, r)  # Eq. 1, 2
 
 
