@@ -1,10 +1,14 @@
-"""The error a user can cause: a sentence that says what is wrong, where, and what to do."""
+"""The error and the warning a user can cause: sentences that say what is wrong, where, and what to do."""
 
 import math
 
 
 class NearkinError(ValueError):
     """Wrong input, configuration or data. The command line prints it and exits with code 2."""
+
+
+class LoopWarning(UserWarning):
+    """A training loop leaves out what a method needs to work as published; the text says what to add."""
 
 
 def above_zero(what: str, **options: float) -> None:

@@ -53,15 +53,15 @@ def test_a_block_of_the_page_runs_and_learns(number):
     assert after > before + 5
 
 
-def test_there_are_three_blocks():
-    assert len(BLOCKS) == 3
+def test_there_are_five_blocks():
+    assert len(BLOCKS) == 5
 
 
 @pytest.mark.filterwarnings("ignore:Converting a tensor with requires_grad")
 def test_a_trainer_moves_the_proxies_too():
     names = surroundings()
     block = (
-        BLOCKS[2]
+        BLOCKS[4]
         .replace("multi_similarity", "proxy_anchor")
         .replace(
             '"trunk_optimizer"', '"metric_loss_optimizer": torch.optim.AdamW(method.groups(lr=1e-3)), "trunk_optimizer"'

@@ -6,38 +6,27 @@ for index in method.batches(labels, size, seed=seed):   which images form a batc
     loss = method.loss(step)                            the objective
     method.after_backward(model)                        edit gradients
     method.after_step(step)                             update the method's state
+
+A loop that only calls `loss = method(x, y)` needs no verb: `forward` remembers the batch when its gradient is taken,
+and calls `after_step` itself when an optimiser has stepped since.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any, Protocol
+import warnings
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol, Self
 
 import torch
 from torch import Tensor, nn
 
-from nearkin.errors import NearkinError
+from nearkin.errors import LoopWarning, NearkinError
 from nearkin.methods import samplers
 from nearkin.methods.proxies import Proxies
 from nearkin.methods.relation import References, Relation, batch_references, relate
 from nearkin.methods.state import PreciseModule
-from nearkin.space import Space, at_least_float32, norm
+from nearkin.methods.step import Step as Step
+from nearkin.methods.step import join, optimiser_steps
+from nearkin.space import Space, at_least_float32, full_precision, norm
 from nearkin.spec import Call
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """The inputs of one training step. Outside our loop only `x` and `y` are set."""
-
-    x: Tensor  # [B, D] embeddings
-    y: Tensor  # [B] labels
-    model: nn.Module | None = None
-    images: Tensor | None = None  # [B, C, S, S] the model's input
-    index: Tensor | None = None  # [B] rows of the training set
-    rng: torch.Generator | None = None
-
-    def __post_init__(self) -> None:
-        # Narrow integers have no −1 for empty slots (uint8) or cannot index; int64 stays the same tensor.
-        object.__setattr__(self, "y", self.y.long())
 
 
 class Embed(Protocol):
@@ -57,6 +46,13 @@ class Method(PreciseModule):
     spec: Call = Call("")
     later_options: tuple[str, ...] = ()  # left out of a run's id while off, so that older results keep theirs
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.updates_state = type(self).after_step is not Method.after_step
+        self._noted: Step | None = None  # the batch of the last loss, with what it left for after_step
+        self._pending: list[tuple[int, Step]] = []  # batches of `forward`, each with the optimiser steps before it
+        self._lacks: str | None = None  # what a plain loop has to add; empty: nothing; None: nobody has asked
+
     @property
     def ranked_in(self) -> Space:
         """The space a model trained with this method is measured in."""
@@ -65,8 +61,9 @@ class Method(PreciseModule):
     def bind(self, model: nn.Module) -> None:
         """Register anchors and momentum copies of the model as buffers. Call once, before anything is loaded."""
 
-    def at_check(self, model: nn.Module, embed: Embed, labels: Tensor, score: float | None = None) -> None:
+    def at_check(self, model: nn.Module, embed: Embed, labels: Tensor, score: float | None = None) -> None:  # noqa: ARG002
         """Initialise proxies from data, redraw, reschedule. Called before the first step and at every check."""
+        self.catch_up()
 
     def batches(
         self, labels: Tensor, size: int, *, seed: int, start: int = 0, images_per_class: int | None = None
@@ -99,8 +96,18 @@ class Method(PreciseModule):
     def after_backward(self, model: nn.Module) -> None:
         """Edit the model's gradients before the optimiser's step."""
 
-    def after_step(self, step: Step) -> None:
-        """Update the method's state after the optimiser's step."""
+    def after_step(self, step: Step) -> None:  # noqa: ARG002
+        """Update the method's state after the optimiser's step. Overriding methods call this one, too."""
+        self._pending.clear()  # whoever calls this keeps the state up to date
+
+    def note(self, step: Step, *tensors: Tensor) -> None:
+        """In `loss`: leave tensors for `after_step`, so that computing a loss twice does not move the state twice."""
+        self._noted = step.detached(tensors)
+
+    def noted(self, step: Step) -> tuple[Tensor, ...]:
+        """In `after_step`: what `loss` left for this batch; empty if it was not called."""
+        kept, self._noted = self._noted, None
+        return step.notes or (kept.notes if kept is not None and kept.is_batch(step) else ())
 
     def class_values(self) -> dict[str, Tensor]:
         """Values per training class, [C] each, by name. They are saved with the model and shown in the report."""
@@ -121,17 +128,103 @@ class Method(PreciseModule):
         held = (getattr(module, "vectors", None) for module in self.modules())
         return next((vectors.shape[1] for vectors in held if isinstance(vectors, Tensor)), None)
 
-    def forward(self, x: Tensor, y: Tensor, indices_tuple: None = None) -> Tensor:
+    def forward(
+        self,
+        x: Tensor,
+        y: Tensor,
+        indices_tuple: None = None,
+        *,
+        images: Tensor | None = None,
+        index: Tensor | None = None,
+    ) -> Tensor:
         """The loss of embeddings [B, D] and labels [B], for a loop of your own.
 
         The third argument is passed by the trainers of pytorch-metric-learning; it is None unless a miner is set.
+        `images`, the network's input, and `index`, rows of the training set, are for strategies that ask for them.
         """
         if indices_tuple is not None:
             raise NearkinError(
                 "nearkin's losses have mining built in: remove the miner and set the option of the loss."
             )
         check_batch(x, y, classes=self.known_classes, dim=self.known_dim, space=self.space)
-        return self.loss(Step(x, y))
+        return self._watched(Step(x, y, images=images, index=index))
+
+    # A plain loop.
+
+    def lacks(self, step: Step) -> str:  # noqa: ARG002
+        """What a plain loop with such steps has to add before the method works as published; empty if nothing."""
+        return ""
+
+    def join(self, steps: Sequence[Step]) -> Step:
+        """The batches of one optimiser step as one batch."""
+        return join(steps)
+
+    def _watched(self, step: Step) -> Tensor:
+        """The loss of a step, for which `catch_up` calls `after_step`."""
+        if not torch.compiler.is_compiling():
+            self._ask(step)
+        if not self.updates_state:
+            return self.loss(step)
+        self.catch_up()
+        loss = self.loss(step)
+        if self.training and loss.requires_grad and not self._lacks:
+            self._remember(loss, step)
+        return loss
+
+    def _ask(self, step: Step) -> None:
+        """Warn once of what the loop lacks."""
+        if self.training and self._lacks != "":
+            asked, self._lacks = self._lacks, self.lacks(step)
+            if self._lacks and asked is None:
+                warnings.warn(self._lacks, LoopWarning, stacklevel=6)
+
+    def _remember(self, loss: Tensor, step: Step) -> None:
+        """Put the batch among the pending ones when the gradient of the loss is taken."""
+        kept = step.detached(self._noted.notes if self._noted is not None else ())
+        seen = list[None]()
+
+        def put(_: Tensor) -> None:
+            if not seen:
+                seen.append(None)
+                self._pending.append((optimiser_steps(), kept))
+
+        loss.register_hook(put)  # type: ignore[no-untyped-call]
+
+    @torch.no_grad()
+    def catch_up(self) -> None:
+        """Call `after_step` for the batches of `forward`, as one, if an optimiser has stepped since their gradient.
+
+        The methods that read or save the state call this; call it before you read a memory or proxies directly.
+        """
+        if not (self._pending and self.training):
+            return
+        taken = optimiser_steps()
+        ready = [step for before, step in self._pending if before != taken]
+        if ready:
+            waiting = [(before, step) for before, step in self._pending if before == taken]
+            with full_precision(ready[0].x):
+                self.after_step(self.join(ready))
+            self._pending = waiting
+
+    def train(self, mode: bool = True) -> Self:
+        self.catch_up()
+        return super().train(mode)
+
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        self.catch_up()
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        for number, (_, step) in enumerate(self._pending):
+            destination |= {f"{prefix}pending.{number}.{name}": t for name, t in step.tensors().items()}
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
+        found: dict[str, dict[str, Tensor]] = {}
+        for key in [key for key in state_dict if key.startswith(f"{prefix}pending.")]:
+            number, name = key.removeprefix(f"{prefix}pending.").split(".", 1)
+            found.setdefault(number, {})[name] = state_dict.pop(key)
+        super()._load_from_state_dict(state_dict, prefix, *rest)
+        device = next((t.device for t in [*self.parameters(), *self.buffers()]), None)
+        steps = [Step.from_tensors({k: t.to(device) for k, t in found[n].items()}) for n in sorted(found, key=int)]
+        self._noted, self._pending = None, [(optimiser_steps(), step) for step in steps]
 
 
 class Loss(Method):
@@ -155,9 +248,13 @@ class Loss(Method):
     def loss(self, step: Step) -> Tensor:
         return self.objective(relate(step.x, step.y, self.references(step.x, step.y), self.space))
 
-    def at_check(self, model: nn.Module, embed: Embed, labels: Tensor, score: float | None = None) -> None:  # noqa: ARG002
+    def at_check(self, model: nn.Module, embed: Embed, labels: Tensor, score: float | None = None) -> None:
+        super().at_check(model, embed, labels, score)
         if self.proxies is not None:
             self.proxies.from_data(embed, labels)
+
+    def lacks(self, step: Step) -> str:  # noqa: ARG002
+        return "" if self.proxies is None else self.proxies.lacks()
 
     @property
     def known_classes(self) -> int | None:
@@ -174,6 +271,7 @@ class Strategy(Method):
         self.inner = inner
         self.space = inner.space
         self.images_per_class = inner.images_per_class
+        self.updates_state = type(self).after_step is not Strategy.after_step or inner.updates_state
 
     def class_values(self) -> dict[str, Tensor]:
         return self.inner.class_values()
@@ -189,7 +287,11 @@ class Strategy(Method):
         self.inner.bind(model)
 
     def at_check(self, model: nn.Module, embed: Embed, labels: Tensor, score: float | None = None) -> None:
+        super().at_check(model, embed, labels, score)
         self.inner.at_check(model, embed, labels, score)
+
+    def lacks(self, step: Step) -> str:
+        return self.inner.lacks(step)
 
     def loss(self, step: Step) -> Tensor:
         return self.inner.loss(step)
@@ -198,6 +300,7 @@ class Strategy(Method):
         self.inner.after_backward(model)
 
     def after_step(self, step: Step) -> None:
+        super().after_step(step)
         self.inner.after_step(step)
 
 

@@ -13,6 +13,12 @@ from nearkin.space import at_least_float32
 
 Initial = Literal["normal", "means"]
 
+DRAW = (
+    "{} from embeddings of the training set. Before the first step, call method.at_check(model, embed, labels), where "
+    "embed(index=None, *, augment=False) returns the embeddings of all training images, or of those of index."
+)
+"""What a loop of one's own has to add for proxies that start from data."""
+
 
 class Proxies(PreciseModule):
     """Vectors [C·K, D] with their labels; class c owns rows c·K … c·K + K − 1.
@@ -47,6 +53,10 @@ class Proxies(PreciseModule):
     def references(self) -> References:
         """All proxies as references."""
         return References(self.vectors, self.labels, None, self.per_class)
+
+    def lacks(self) -> str:
+        """What a loop of one's own has to add; see `Method.lacks`."""
+        return "" if bool(self.drawn) else DRAW.format("Proxies with initial=means start")
 
     @torch.no_grad()
     def from_data(self, embed: Callable[[], Tensor], labels: Tensor) -> None:

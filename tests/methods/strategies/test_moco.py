@@ -120,7 +120,7 @@ def test_state_is_in_buffers_and_only_train_mode_moves_it():
         ("moco(contrastive)", "moco needs a loss with proxies; contrastive has none"),
         ("moco(momentum=1.5)", "momentum is a number from 0 to 1, not 1.5"),
         ("moco(queue=0)", "holds at least one entry"),
-        ("moco", r"call bind\(model\) before the first step, and pass the model and the images to after_step"),
+        ("moco", r"call method.bind\(model\) before the first step, and pass the images"),
     ],
 )
 def test_unsupported_settings_are_refused(spec, sentence):

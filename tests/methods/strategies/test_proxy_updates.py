@@ -80,7 +80,7 @@ def test_proxies_are_buffers_and_start_as_in_the_inner_loss():
     torch.manual_seed(0)
     plain = method("proxy_anchor", classes=C, dim=D)
     assert torch.equal(m.proxies.vectors, plain.proxies.vectors)
-    assert m.groups(lr=1.0) == []
+    assert m.groups(lr=1.0) == [{"params": [], "lr": 1.0}]
     assert list(m.parameters()) == []
     x, y = batch(0)
     m.eval()

@@ -291,7 +291,7 @@ def test_a_loss_of_another_batch_is_not_kept():
 
 def test_proxies_are_buffers_outside_the_optimiser():
     m = method("vcpa(proxy_anchor(per_class=2))", classes=C, dim=D)
-    assert m.groups(lr=1.0) == []
+    assert m.groups(lr=1.0) == [{"params": [], "lr": 1.0}]
     assert list(m.parameters()) == []
     assert m.proxies.vectors is m.inner.proxies.vectors
     assert m.proxies.labels.tolist() == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4]

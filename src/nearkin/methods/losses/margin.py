@@ -28,8 +28,8 @@ Settings
 Departures
     The paper draws one negative per positive; by default we take the expectation over those draws: the same sums on
     average, without noise. `drawn=True` draws with replacement; a draw depends only on the row, the column and the
-    number of steps so far (a buffer), so a resumed run has the same draws. The paper also adds one β for all classes
-    and one per image; we have only the one per class.
+    number of steps so far (a buffer, which counts only then), so a resumed run has the same draws. The paper also adds
+    one β for all classes and one per image; we have only the one per class.
 
 Relations
     `contrastive(form="c2", reduce="sum")` is this with m⁺ = β − α, m⁻ = β + α, undivided (PROFS, Eq. 4.6).
@@ -118,6 +118,7 @@ class Margin(Loss):
         self.over: Over = over
         self.fixed, self.speed = float(boundary), speed
         self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
+        self.updates_state = drawn
         self.boundary = nn.Parameter(torch.full((classes,), self.fixed)) if learn else None
 
     def times(self, r: Relation, d: Tensor) -> Tensor:
@@ -136,8 +137,9 @@ class Margin(Loss):
         t = self.times(r, d.detach())
         return margin_loss(r, d, t, beta, margin=self.margin, nu=self.nu, over=self.over, weights=weights)
 
-    def after_step(self, step: Step) -> None:  # noqa: ARG002
-        if self.training:
+    def after_step(self, step: Step) -> None:
+        super().after_step(step)
+        if self.training and self.drawn:
             self.steps += 1
 
     @property

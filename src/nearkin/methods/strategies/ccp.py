@@ -51,7 +51,7 @@ from torch import Tensor, nn
 
 from nearkin.errors import NearkinError
 from nearkin.methods.base import Embed, Loss, Step, Strategy
-from nearkin.methods.proxies import Proxies, k_center
+from nearkin.methods.proxies import DRAW, Proxies, k_center
 from nearkin.methods.relation import References, relate
 from nearkin.methods.state import count_up, register_counter
 from nearkin.methods.strategies.inner_loss import require_pairs
@@ -181,6 +181,13 @@ class CCP(Strategy):
         if self.proxies is not None:
             return rows
         return (torch.cat([index, self.chosen.to(index.device)]) for index in rows)
+
+    def lacks(self, step: Step) -> str:
+        again = (
+            " Call method.bind(model) before that, at_check again at every check, and method.after_backward(model) "
+            "before each optimiser.step()."
+        )
+        return super().lacks(step) or ("" if bool(self.drawn) else DRAW.format("ccp draws its proxies") + again)
 
     def loss(self, step: Step) -> Tensor:
         step, references = self._references(step)

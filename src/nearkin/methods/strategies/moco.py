@@ -41,6 +41,11 @@ from nearkin.methods.relation import EMPTY, raise_precision, relate
 from nearkin.methods.strategies.inner_loss import inner_proxies, require_proxies
 from nearkin.methods.strategies.model_copy import ModelCopy
 
+NEEDS = (
+    "moco embeds each batch a second time: call method.bind(model) before the first step, and pass the images, as in "
+    "method(model(images), labels, images=images) or Step(x, y, images=images)."
+)
+
 
 class MomentumNetwork(ModelCopy):
     """w, a copy of a model's parameters and buffers; the model provides the architecture."""
@@ -81,10 +86,12 @@ class MoCo(Strategy):
         self.momentum = momentum
         self.memory = Memory(queue, dim)
         self.network = MomentumNetwork()
+        self.bound: tuple[nn.Module] | None = None  # in a tuple, so that it is not registered as a submodule
 
     def bind(self, model: nn.Module) -> None:
         super().bind(model)
         self.network.bind(model)
+        self.bound = (model,)
 
     def loss(self, step: Step) -> Tensor:
         queue = self.memory
@@ -99,10 +106,11 @@ class MoCo(Strategy):
         super().after_step(step)
         if not self.training:
             return
-        if step.model is None or step.images is None or not list(self.network.buffers()):
-            raise NearkinError(
-                "moco embeds each batch a second time: call bind(model) before the first step, and pass the model and "
-                "the images to after_step, as in Step(x, y, model=model, images=images)."
-            )
-        self.network.follow(step.model, self.momentum)
-        self.memory.enqueue(self.network.embed(step.model, step.images), step.y)
+        if self.bound is None or step.images is None:
+            raise NearkinError(NEEDS)
+        model = self.bound[0] if step.model is None else step.model
+        self.network.follow(model, self.momentum)
+        self.memory.enqueue(self.network.embed(model, step.images), step.y)
+
+    def lacks(self, step: Step) -> str:
+        return super().lacks(step) or (NEEDS if self.bound is None or step.images is None else "")

@@ -235,8 +235,18 @@ class PROFS(Strategy):
         device = self.vectors.device if self.hard_classes else labels.device  # so that mining needs no host sync
         at_once = size // images
         for d in deals(labels, device, classes=self.classes, at_once=at_once, steps=steps, seed=seed, start=start):
+            self.catch_up()
             classes = mine_classes(self.vectors, self.offset, d.hand) if self.hard_classes else d.hand
             yield members(d.images, classes, d.turn, of_each=images)
+
+    def lacks(self, step: Step) -> str:
+        needs = (
+            "profs chooses the images of each batch: call method.bind(model), draw the batches from "
+            "method.batches(labels, size, seed=0), and call method.after_backward(model) before each optimiser.step(). "
+            "Without that the loss is the inner one."
+        )
+        ready = self.images and (not self.weight or self.anchor.bound)
+        return super().lacks(step) or ("" if ready else needs)
 
     def loss(self, step: Step) -> Tensor:
         if not self.images:
@@ -266,7 +276,8 @@ class PROFS(Strategy):
             self.vectors[y], self.offset[y] = v, -v.square().sum(1) / 2
         count_up(self, "count")
         if self.count_on_host % self.projection(len(step.y)) == 0:
-            if self.weight and step.model is not None:
-                self.anchor.renew(step.model)
+            model = self.anchor.bound[0] if step.model is None and self.anchor.bound else step.model
+            if self.weight and model is not None:
+                self.anchor.renew(model)
             if self.forget:
                 self.offset.fill_(-torch.inf)

@@ -32,7 +32,7 @@ from torch import Tensor, nn
 
 from nearkin.errors import NearkinError
 from nearkin.methods.base import Embed, Loss, Step, Strategy
-from nearkin.methods.proxies import Proxies
+from nearkin.methods.proxies import DRAW, Proxies
 from nearkin.methods.relation import relate
 from nearkin.methods.strategies.ccp import first_pick
 from nearkin.methods.strategies.inner_loss import require_pairs
@@ -70,6 +70,10 @@ class Proxy(Strategy):
     @property
     def known_classes(self) -> int | None:
         return self.proxies.classes
+
+    def lacks(self, step: Step) -> str:
+        data = self.proxies.lacks() or ("" if bool(self.drawn) else DRAW.format("proxy draws its proxies"))
+        return super().lacks(step) or data
 
     def loss(self, step: Step) -> Tensor:
         loss = self.inner.objective(relate(step.x, step.y, self.proxies.references(), self.space))

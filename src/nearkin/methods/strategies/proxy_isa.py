@@ -59,6 +59,8 @@ Relations
 """
 
 import math
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -73,6 +75,8 @@ from nearkin.methods.strategies.inner_loss import inner_proxies, require_proxies
 from nearkin.space import Space
 
 Penalty = Literal["none", "negative", "effective", "bounded", "decayed"]
+
+NEEDS = "proxy_isa counts epochs: call at_check before the first step, or set steps_per_epoch."
 
 
 class Progress(NamedTuple):
@@ -196,9 +200,6 @@ class ProxyISA(Strategy):
         self.register_buffer("filtered", torch.zeros(0, dtype=torch.int64))
         self.register_buffer("history", torch.zeros(0, classes))
         self.register_buffer("checks", torch.zeros(0, dtype=torch.int64))
-        self._filter: tuple[Tensor, Tensor] | None = (
-            None  # labels and outliers of a batch, passed from loss to after_step
-        )
 
     def class_values(self) -> dict[str, Tensor]:
         return super().class_values() | {"hardness": 1 - self.settings["h"] * self.average}
@@ -220,7 +221,7 @@ class ProxyISA(Strategy):
         with torch.no_grad():
             weights, outliers = self._weigh(r)
         if self.training:
-            self._filter = step.y, outliers
+            self.note(step, outliers)
         if isinstance(self.inner, ProxyAnchor):
             return balanced(*self.inner.pull_and_push(r, weights), weights, r)
         return self.inner.objective(r, weights)
@@ -228,7 +229,17 @@ class ProxyISA(Strategy):
     def after_step(self, step: Step) -> None:
         super().after_step(step)
         if self.training:
-            self._remember(step)
+            self._learn(step)
+
+    def lacks(self, step: Step) -> str:
+        return super().lacks(step) or ("" if self._knows_epochs else NEEDS)
+
+    @property
+    def _knows_epochs(self) -> bool:
+        return bool(self.steps_per_epoch or len(self.filtered))
+
+    def join(self, steps: Sequence[Step]) -> Step:
+        return replace(super().join(steps), notes=(torch.cat([step.notes[0] for step in steps]),))
 
     def _weigh(self, r: Relation) -> tuple[Tensor, Tensor]:
         """ω [B, C], and which samples are outliers [B]."""
@@ -246,15 +257,14 @@ class ProxyISA(Strategy):
         return torch.where(r.pos, positive[:, None], negative), self._outliers(s, r.rows, state)
 
     @torch.no_grad()
-    def _remember(self, step: Step) -> None:
+    def _learn(self, step: Step) -> None:
         """Update the queue, S_avg, n and the filter counts after a batch."""
-        if not (self.steps_per_epoch or len(self.filtered)):
-            raise NearkinError("proxy_isa counts epochs: call at_check before the first step, or set steps_per_epoch.")
+        if not self._knows_epochs:
+            raise NearkinError(NEEDS)
         y, classes = step.y, len(self.seen)
-        kept, self._filter = self._filter, None
-        if kept is not None and kept[0] is y:
-            outliers = kept[1]
-        else:  # no loss was computed for this batch
+        if noted := self.noted(step):
+            (outliers,) = noted
+        else:
             s = rowwise_similarity(step.x, self.proxies.vectors[y], self.space)
             outliers = self._outliers(s, y, self._progress())
         on = self._since(self.queue_from, len(y))

@@ -1,7 +1,6 @@
 """Steps on proxies inside a training step: proxies as a buffer, and Adam with its moments in buffers."""
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,17 +16,11 @@ def hold(proxies: Proxies, vectors: Tensor) -> None:
     proxies.register_buffer("vectors", vectors)
 
 
-class Moved(NamedTuple):
-    """New state, passed from `loss` to `after_step`, so that computing a loss twice does not move the state twice."""
-
-    y: Tensor  # the batch's labels, which identify it
-    tensors: list[Tensor]
-
-    @torch.no_grad()
-    def keep(self, held: Sequence[Tensor]) -> None:
-        """Copy the new state into the buffers."""
-        for old, new in zip(held, self.tensors, strict=True):
-            old.copy_(new)
+@torch.no_grad()
+def keep(new: Sequence[Tensor], held: Sequence[Tensor]) -> None:
+    """Copy the new state into the buffers."""
+    for old, value in zip(held, new, strict=True):
+        old.copy_(value)
 
 
 class InnerAdam(PreciseModule):

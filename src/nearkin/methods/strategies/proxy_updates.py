@@ -35,7 +35,7 @@ from torch import Tensor
 from nearkin.errors import NearkinError
 from nearkin.methods.base import Loss, Step, Strategy
 from nearkin.methods.strategies.inner_loss import inner_proxies, objective_at, require_proxies
-from nearkin.methods.strategies.proxy_steps import InnerAdam, Moved, hold
+from nearkin.methods.strategies.proxy_steps import InnerAdam, hold, keep
 from nearkin.methods.strategies.vcpa import Batch, anchor_batch, anchor_slopes, check_closed_forms
 
 
@@ -73,33 +73,31 @@ class ProxyUpdates(Strategy):
         self.steps, self.damping = steps, damping
         hold(proxies, proxies.vectors.detach())
         self.adam = InnerAdam(1, proxies.vectors.shape, lr=lr, weight_decay=weight_decay) if order == 1 else None
-        self._moved: Moved | None = None
 
     def loss(self, step: Step) -> Tensor:
         if not self.training:
             return self.inner.loss(step)
-        self._moved = self._move(step)
-        return self._objective(self._moved.tensors[0], step.x, step.y)
+        moved = self._move(step)
+        self.note(step, *moved)
+        return self._objective(moved[0], step.x, step.y)
 
     def after_step(self, step: Step) -> None:
         super().after_step(step)
         if self.training:
-            moved, self._moved = self._moved, None
-            if moved is None or moved.y is not step.y:  # no loss was computed for this batch
-                moved = self._move(step)
-            moved.keep([self.proxies.vectors, *([] if self.adam is None else self.adam.held())])
+            moved = self.noted(step) or self._move(step)
+            keep(moved, [self.proxies.vectors, *([] if self.adam is None else self.adam.held())])
 
     def _objective(self, p: Tensor, x: Tensor, y: Tensor) -> Tensor:
         return objective_at(p, self.inner, x, y, self.space)
 
-    def _move(self, step: Step) -> Moved:
+    def _move(self, step: Step) -> list[Tensor]:
         """The state after this batch: M updates from the state after the last one."""
         p, x = self.proxies.vectors.detach(), step.x.detach()
         if self.adam is not None:
             moved, moments = self.adam.move([p], lambda p: self._objective(p, x, step.y), self.steps)
-            return Moved(step.y, moved + moments)
+            return moved + moments
         with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
             b = anchor_batch(self.inner, x, step.y, self.space)
             for _ in range(self.steps):
                 p = newton_step(p, b, damping=self.damping)
-        return Moved(step.y, [p])
+        return [p]

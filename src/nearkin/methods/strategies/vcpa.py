@@ -62,7 +62,7 @@ from nearkin.errors import NearkinError
 from nearkin.methods.base import Loss, Step, Strategy
 from nearkin.methods.losses.proxy_anchor import ProxyAnchor
 from nearkin.methods.strategies.inner_loss import inner_proxies, objective_at, require_proxies
-from nearkin.methods.strategies.proxy_steps import InnerAdam, Moved, hold
+from nearkin.methods.strategies.proxy_steps import InnerAdam, hold, keep
 from nearkin.space import Space
 
 LEAST = 1e-6  # ‖p̂‖, as in `Space.project`
@@ -253,7 +253,6 @@ class VCPA(Strategy):
         hold(proxies, torch.zeros_like(proxies.vectors.detach()))
         self.register_buffer("sigma", torch.full_like(proxies.vectors, sigma))
         self.adam = None if newton else InnerAdam(2, proxies.vectors.shape, lr=lr)
-        self._moved: Moved | None = None
 
     def class_values(self) -> dict[str, Tensor]:
         values = {}
@@ -265,17 +264,15 @@ class VCPA(Strategy):
     def loss(self, step: Step) -> Tensor:
         if not self.training:
             return self.inner.loss(step)
-        self._moved = self._move(step)
-        mu, sigma, *_ = self._moved.tensors
+        mu, sigma, *more = self._move(step)
+        self.note(step, mu, sigma, *more)
         return self._expected(Gaussian(mu, sigma), step, step.x)
 
     def after_step(self, step: Step) -> None:
         super().after_step(step)
         if self.training:
-            moved, self._moved = self._moved, None
-            if moved is None or moved.y is not step.y:  # no loss was computed for this batch
-                moved = self._move(step)
-            moved.keep([self.proxies.vectors, self.sigma, *([] if self.adam is None else self.adam.held())])
+            moved = self.noted(step) or self._move(step)
+            keep(moved, [self.proxies.vectors, self.sigma, *([] if self.adam is None else self.adam.held())])
 
     def _expected(self, q: Gaussian, step: Step, x: Tensor) -> Tensor:
         """E_q of the inner loss, estimated by samples of q."""
@@ -290,12 +287,12 @@ class VCPA(Strategy):
             return like.new_zeros(shape)
         return torch.randn(shape, generator=step.rng, device=like.device, dtype=like.dtype)
 
-    def _move(self, step: Step) -> Moved:
+    def _move(self, step: Step) -> list[Tensor]:
         """The state after this batch: M steps from the state after the last one."""
         last = Gaussian(self.proxies.vectors, self.sigma)
         if self.adam is None:
             with torch.no_grad(), torch.autocast(step.x.device.type, enabled=False):
-                return Moved(step.y, self._newton(last, step))
+                return self._newton(last, step)
 
         def objective(mu: Tensor, sigma: Tensor) -> Tensor:
             q = Gaussian(mu, sigma)
@@ -306,7 +303,7 @@ class VCPA(Strategy):
             tensors[1].clamp_min_(self.bounds["sigma_min"])
 
         tensors, moments = self.adam.move(last, objective, self.steps, clamp)
-        return Moved(step.y, tensors + moments)
+        return tensors + moments
 
     def _newton(self, last: Gaussian, step: Step) -> list[Tensor]:
         whole = anchor_batch(self.inner, step.x, step.y, self.space)
