@@ -161,6 +161,7 @@ def test_a_loader_takes_the_sampler() -> None:
     data = torch.utils.data.TensorDataset(torch.arange(40))
     loader = torch.utils.data.DataLoader(data, batch_sampler=sampler, num_workers=0)
     assert len(loader) == len(sampler) == 3
+    assert (sampler.batch_size, sampler.drop_last) == (12, True)
     seen = [batch for _ in range(3) for (batch,) in loader]
     expected = first(per_class(UNEVEN, 12, images=3, seed=5), 9)
     assert all(torch.equal(a, b) for a, b in zip(seen, expected, strict=True))

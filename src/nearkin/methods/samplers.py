@@ -191,7 +191,8 @@ class ClassBatchSampler(Sampler[list[int]]):
     ) -> None:
         self.labels = torch.from_numpy(np.unique(_names(labels), return_inverse=True)[1])
         self.super_labels = None if super_labels is None else _names(super_labels)
-        self.size, self.images, self.super_classes, self.seed = size, images, super_classes, seed
+        self.batch_size, self.drop_last = size, True  # as PyTorch's own, for trainers that ask
+        self.images, self.super_classes, self.seed = images, super_classes, seed
         self.length = steps_per_epoch(len(self.labels), size) if length is None else length
         if self.length < 1:
             raise NearkinError(f"A pass of {length} batches is empty: choose a length of at least 1.")
@@ -201,7 +202,7 @@ class ClassBatchSampler(Sampler[list[int]]):
     def _from(self, start: int) -> Iterator[Tensor]:
         return per_class(
             self.labels,
-            self.size,
+            self.batch_size,
             images=self.images,
             seed=self.seed,
             start=start,
