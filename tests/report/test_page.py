@@ -1,5 +1,6 @@
 """The report page: its sections for one run and for several, that it loads no other file, and the command."""
 
+import dataclasses
 import html
 import re
 import sys
@@ -14,7 +15,8 @@ from nearkin.report.comparison import run_tables
 from nearkin.report.html import Thumbnails
 from nearkin.report.measured_runs import by_method, open_runs
 from nearkin.report.page import report_page, write_page
-from nearkin.report.picture_sections import retrievals
+from nearkin.report.picture_sections import confusions, neighbours, retrievals
+from nearkin.report.retrieval import find_confusions
 from nearkin.report.sections import ReportData, ranking, significance, training_classes
 
 SECTIONS = {
@@ -126,6 +128,19 @@ def test_names_are_escaped(make_run, tmp_path):
     assert 'onload="x' not in page
     assert "<i>" not in page
     assert "<title>&lt;u&gt;</title>" in page
+
+
+def test_worst_queries_and_confusions_name_their_files(make_run, tmp_path):
+    run = noisy_run(make_run, 3.0)
+    files = [tmp_path / f"c{label}" / f"{row}&.jpg" for row, label in enumerate(LABELS)]
+    run = dataclasses.replace(run, images=dataclasses.replace(run.images, sources=files))
+    worst = int(run.query[run.values["MAP@R"].argmin()])
+    shown = neighbours(report(run)).body
+    assert f'<code class="file" title="{html.escape(str(files[worst]))}">c{LABELS[worst]}/{worst}&amp;.jpg<' in shown
+    assert html.escape(str(files[int(run.nearest[worst, 0])])) in shown
+    first = find_confusions(run)[0]
+    shown = confusions(report(run)).body
+    assert [f"/{row}&amp;.jpg<" in shown for row in (first.query, first.found)] == [True, True]
 
 
 def test_seeds_of_one_method_are_not_compared(make_run):

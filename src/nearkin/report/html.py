@@ -3,10 +3,13 @@
 import base64
 import html
 import io
+import os
 from collections.abc import Iterable, Sequence
+from functools import cached_property
 from pathlib import Path
 
 from PIL import Image
+from torch import Tensor
 
 from nearkin.data.images import Images
 from nearkin.report.picture_sheets import as_picture
@@ -110,7 +113,7 @@ def figure(picture: str, caption: str, *, kind: str = "") -> Html:
 
 
 class Thumbnails:
-    """Images as small pictures inside the page, each encoded once."""
+    """Images as small pictures inside the page, each encoded once, and the names of their files."""
 
     def __init__(self, images: Images) -> None:
         self.images = images
@@ -123,6 +126,18 @@ class Thumbnails:
         uri, width, height = self.made[row]
         kind = ' class="pixels"' if max(width, height) <= SMALL else ""
         return Html(f'<img src="{uri}" width="{width}" height="{height}" alt="{escape(alt)}"{kind}>')
+
+    def file(self, row: int) -> Html:
+        """The file of an image: its path from the folder that holds all of them; the whole path as a tooltip."""
+        if isinstance(self.images.sources, Tensor):
+            return Html(f'<code class="file">row {row}</code>')
+        path = str(self.images.sources[row])
+        return Html(f'<code class="file" title="{escape(path)}">{escape(os.path.relpath(path, self.top))}</code>')
+
+    @cached_property
+    def top(self) -> str:
+        """The innermost folder that holds all images."""
+        return os.path.commonpath([path.parent for path in self.images.sources])
 
 
 def _encoded(picture: Image.Image) -> tuple[str, int, int]:

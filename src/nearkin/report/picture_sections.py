@@ -57,7 +57,7 @@ def confusions(report: ReportData) -> Section:
     """Which classes each method confuses."""
     parts = []
     for run in report.first_runs:
-        names, image = run.images.names, report.thumbnails.image
+        names, image, file = run.images.names, report.thumbnails.image, report.thumbnails.file
         cells = [
             [
                 names[c.label],
@@ -70,15 +70,16 @@ def confusions(report: ReportData) -> Section:
                     + image(c.found, f"found: {names[c.other]}")
                     + "</span>"
                 ),
+                Html(f"{file(c.query)}<br>{file(c.found)}"),
             ]
             for c in find_confusions(run)[:CONFUSED]
         ]
         if len(report.first_runs) > 1:
             parts.append(Html(f"<h3>{escape(run.label.run)}</h3>"))
         if cells:
-            header = ["class", "confused with", "times", "% of its queries", "most similar pair"]
+            header = ["class", "confused with", "times", "% of its queries", "most similar pair", "its files"]
             label = f"Confusions of {run.label.run}"
-            parts.append(table(header, cells, label=label, sortable=True, text=(0, 1), pictures=(4,)))
+            parts.append(table(header, cells, label=label, sortable=True, text=(0, 1, 5), pictures=(4, 5)))
         else:
             parts.append(paragraph("No query has its nearest neighbour in another class."))
     note = "A query is confused with another class if its nearest neighbour is of that class (R@1 is wrong)."
@@ -125,7 +126,8 @@ def _retrieval(report: ReportData, place: int) -> Html:
     rows = join(
         _neighbour_row(run, place, report.thumbnails, k=TOP, name=run.label.method) for run in report.first_runs
     )
-    return Html(f'<li class="case">{query}<div>{rows}</div></li>')
+    file = report.thumbnails.file(int(report.first_runs[0].query[place]))
+    return Html(f'<li class="case">{query}<div>{rows}</div>{file}</li>')
 
 
 def _random_queries(run: MeasuredRun, *, seed: int) -> list[int]:
@@ -150,12 +152,14 @@ def _neighbour_row(run: MeasuredRun, place: int, thumbnails: Thumbnails, *, k: i
         right = bool(labels[near] == run.labels[place])
         other = names[int(labels[near])]
         alt = f"neighbour {number}: {other}, {'right' if right else 'wrong'}"
+        title = other if isinstance(run.images.sources, torch.Tensor) else f"{other}: {run.images.sources[near]}"
         items.append(
-            f'<li class="{"right" if right else "wrong"}" title="{escape(other)}">{thumbnails.image(near, alt)}'
+            f'<li class="{"right" if right else "wrong"}" title="{escape(title)}">{thumbnails.image(near, alt)}'
             f"<span>{'✓' if right else '✗'} {s:.2f}</span></li>"
         )
     head = f'<div class="who">{escape(name)}</div>' if name else _query_picture(run, place, thumbnails)
-    return Html(f'<div class="line">{head}<ol class="near">{"".join(items)}</ol></div>')
+    file = "" if name else thumbnails.file(int(run.query[place]))
+    return Html(f'<div class="line">{head}<ol class="near">{"".join(items)}</ol>{file}</div>')
 
 
 def _query_picture(run: MeasuredRun, place: int, thumbnails: Thumbnails) -> Html:
