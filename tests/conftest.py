@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+WAIT = 30_000  # milliseconds for what a page should show, as playwright waits for an action
 PICTURES = Path("test-pictures")  # screenshots, to be looked at
 
 FLAGS = (  # quiet, and able to run as root
@@ -28,7 +29,9 @@ def browser() -> Iterator[object]:
         if os.environ.get("NEARKIN_BROWSER") == "required":
             pytest.fail("There is no chromium, and NEARKIN_BROWSER says that it is required.")
         pytest.skip("There is no chromium.")
-    from playwright.sync_api import sync_playwright
+    from playwright.sync_api import expect, sync_playwright
+
+    expect.set_options(timeout=WAIT)  # the default of 5 s is short where tests share two cores
 
     with sync_playwright() as playwright:
         chromium = playwright.chromium.launch(executable_path=path, args=list(FLAGS))

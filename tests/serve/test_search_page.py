@@ -25,7 +25,6 @@ def opened(browser, address, *, viewport=None, complaints=(), **context):
     context = {"viewport": viewport or WIDE, "reduced_motion": "reduce", **context}
     with_context = browser.new_context(**context)
     page = with_context.new_page()
-    page.set_default_timeout(10_000)
     heard, elsewhere = [], []
     page.on("pageerror", lambda error: heard.append(str(error)))
     page.on("console", lambda line: heard.append(line.text) if line.type in ("error", "warning") else None)
@@ -58,7 +57,7 @@ def searched(page):
 
 def drawn(page):
     """The page after its map was drawn."""
-    expect(page.locator("#map-state")).to_contain_text("t-SNE", timeout=20_000)
+    expect(page.locator("#map-state")).to_contain_text("t-SNE")
     return page
 
 
@@ -120,6 +119,18 @@ def test_picture_can_be_dropped_and_pasted(page, pictures, shown, how):
     expect(page.locator("#overlay")).to_be_hidden()
 
 
+def test_hits_with_another_label_are_marked(page):
+    hits(page).first.click()
+    searched(page)
+    wanted = page.locator("#query .label").inner_text()
+    labels = page.locator("#hits .label").all_inner_texts()
+    marked = page.locator("#hits .hit").evaluate_all("(all) => all.map((hit) => !!hit.querySelector('.badge'))")
+    assert marked == [label != wanted for label in labels]
+    assert True in marked
+    bars = "(all) => all.map((bar) => getComputedStyle(bar).backgroundImage.match(/rgb[^)]*[)]/)[0])"
+    assert len(set(page.locator("#hits .like i").evaluate_all(bars))) == 1
+
+
 def test_click_on_a_hit_and_back_button(page, pictures, shown):
     page.locator("#file").set_input_files(pictures[3][0])
     searched(page)
@@ -164,6 +175,32 @@ def test_number_of_hits_and_label_filter(page, pictures, index):
     page.locator("#chosen button").click()
     expect(hits(page)).to_have_count(10)
     assert "label=" not in page.url
+
+
+def test_label_box_finds_parts_of_names(page, index):
+    word, names = "with", [name for name in index.label_names() if "with" in name]
+    assert 1 < len(names) <= 50
+    page.locator("#label").press_sequentially(word.upper())
+    options = page.locator("#labels [role=option]")
+    expect(options).to_have_count(len(names))
+    assert {option.split("\n")[0] for option in options.all_inner_texts()} == set(names)
+    page.locator("#label").press("Enter")
+    expect(page.locator("#status")).to_contain_text("choose one from the list")
+    for key in ("ArrowDown", "ArrowDown", "ArrowUp", "ArrowUp"):  # from the first one up is the last one
+        page.locator("#label").press(key)
+    chosen = page.locator("#labels [aria-selected=true]")
+    expect(page.locator("#label")).to_have_attribute("aria-activedescendant", chosen.get_attribute("id"))
+    name = chosen.locator("span").inner_text()
+    assert name == options.last.locator("span").inner_text()
+    page.locator("#label").press("Enter")
+    expect(page.locator("#chosen")).to_contain_text(name)
+    expect(page.locator("#labels")).to_be_hidden()
+    page.locator("#label").fill("photog")
+    options.click()
+    expect(page.locator("#chosen li")).to_have_count(2)
+    page.locator("#label").fill("photog")
+    page.locator("#label").press("Escape")
+    expect(page.locator("#labels")).to_be_hidden()
 
 
 def test_label_filter_applies_to_examples(page, pictures):
@@ -221,10 +258,11 @@ def places(page, server):
     found = page.request.get(f"{server}/api/map").json()
     box = page.locator("#canvas").bounding_box()
     x, y = found["x"], found["y"]
-    scale = min((box["width"] - 88) / (max(x) - min(x)), (box["height"] - 88) / (max(y) - min(y)))
+    wide, tall = (box["width"] - 60) / (max(x) - min(x)), (box["height"] - 60) / (max(y) - min(y))
+    wide, tall = min(wide, 2 * tall), min(tall, 2 * wide)  # the map fills its panel, stretched at most twofold
     middle = [(min(x) + max(x)) / 2, (min(y) + max(y)) / 2]
     left, top = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
-    spots = [(left + scale * (a - middle[0]), top + scale * (b - middle[1])) for a, b in zip(x, y, strict=True)]
+    spots = [(left + wide * (a - middle[0]), top + tall * (b - middle[1])) for a, b in zip(x, y, strict=True)]
     return dict(zip(found["ids"], spots, strict=True))
 
 
@@ -282,6 +320,24 @@ def test_map_works_by_keyboard(page, server):
     expect(page.locator("#query .path")).to_have_text(nearest)
 
 
+WRITTEN = """() => {
+    window.written = {};
+    const write = CanvasRenderingContext2D.prototype.fillText;
+    CanvasRenderingContext2D.prototype.fillText = function (text, x, y) {
+        window.written[text] = [x, y];
+        return write.call(this, text, x, y);
+    };
+}"""
+
+
+def written(page):
+    """What the map writes, with its place on the canvas, when it is drawn again."""
+    page.evaluate("window.written = {}")
+    page.locator("#zoom-all").click()
+    page.wait_for_function("Object.keys(window.written).length")
+    return page.evaluate("window.written")
+
+
 def test_map_names_compact_classes(browser, live, tmp_path, picture):
     rng = np.random.default_rng(0)
     labels = [name for name in ("north", "south", "east") for _ in range(12)] + ["everywhere"] * 36
@@ -291,30 +347,50 @@ def test_map_names_compact_classes(browser, live, tmp_path, picture):
     index = create_index(tmp_path / "few", dim=8, space="euclidean")
     index.add(x, paths=[f"/{n}.png" for n in range(len(labels))], labels=labels)
     with opened(browser, live(make_app(index, None)), complaints=("404",)) as page:
-        page.add_init_script(
-            """window.written = new Set();
-            const write = CanvasRenderingContext2D.prototype.fillText;
-            CanvasRenderingContext2D.prototype.fillText = function (text, ...where) {
-                window.written.add(text);
-                return write.call(this, text, ...where);
-            };"""
-        )
-        page.reload()
-        drawn(page).wait_for_timeout(200)
-        page.evaluate("window.written.clear()")
-        page.locator("#zoom-all").click()
-        page.wait_for_timeout(200)
-        assert set(page.evaluate("[...window.written]")) == {"north", "south", "east"}
+        drawn(page).evaluate(WRITTEN)
+        assert set(written(page)) == {"north", "south", "east"}
         page.locator("#map").screenshot(path=picture("serve-names"))
+
+
+def test_map_names_some_of_many_classes_from_afar(browser, live, tmp_path, picture):
+    rng = np.random.default_rng(0)
+    x = np.repeat(9 * rng.normal(size=(100, 8)), 2, axis=0) + 0.1 * rng.normal(size=(200, 8))
+    labels = [f"bird of the kind {number // 2}" for number in range(200)]
+    index = create_index(tmp_path / "many", dim=8, space="euclidean")
+    index.add(x.astype(np.float32), paths=[f"/{n}.png" for n in range(200)], labels=labels)
+    with opened(browser, live(make_app(index, None)), complaints=("404",)) as page:
+        drawn(page).evaluate(WRITTEN)
+        names = written(page)
+        assert 12 <= len(names) < 50
+        assert len({(round(x), round(y)) for x, y in names.values()}) == len(names)
+        page.locator("#map").screenshot(path=picture("serve-many-names"))
+
+
+def test_map_places_an_uploaded_picture(page, pictures, server, shown, picture):
+    path = pictures[10][0]
+    page.locator("#file").set_input_files(path)
+    drawn(searched(page)).evaluate(WRITTEN)
+    box, (x, y) = page.locator("#canvas").bounding_box(), written(page)["your picture"]
+    spot = places(page, server)[shown(path)]  # the picture itself is in the index
+    assert abs(box["x"] + x - spot[0]) < 45  # half the words, if they had to move from the edge
+    assert abs(box["y"] + y - spot[1]) < 40
+    page.locator("#map").screenshot(path=picture("serve-upload-map"))
+    hits(page).nth(3).click()
+    expect(page.locator("#query")).not_to_contain_text("Your picture")
+    assert "your picture" not in written(page)
 
 
 def test_pictures_appear_when_zoomed_in(page, server, picture):
     spots = places(drawn(page), server)
     page.mouse.move(*spots[alone(spots)])
+    item = alone(spots)
+    x, y = spots[item]
     with page.expect_response(lambda answer: "side=64" in answer.url):
         page.mouse.wheel(0, -1200)
     page.wait_for_load_state("networkidle")
     page.screenshot(path=picture("serve-close-1280"))
+    page.mouse.click(x + 19, y - 19)  # near a corner of the picture, which is 48 pixels wide
+    expect(page.locator("#query .path")).to_have_text(item)
 
 
 def test_on_a_phone(browser, server, pictures, picture):

@@ -18,6 +18,7 @@ const fileName = (path) => path.split(/[\\/]/).pop();
 let about = null;
 let current = null; // the search in progress
 let uploadCount = 0;
+const placed = new Map(); // the nearest of all pictures to each of them, which place it on the map
 let early = null; // a picture that came before the page was ready
 const uploads = new Map(); // uploaded pictures, kept in this page only, for the back button
 
@@ -116,7 +117,9 @@ async function show() {
     const found = await search(state, signal);
     if (found.query) showQuery({ item: found.query });
     showHits(found, state);
-    map.show({ hits: found.hits.map((hit) => hit.id), query: state.id, labels: state.labels });
+    if (state.upload !== null && (!state.labels.length || !placed.has(state.upload))) placed.set(state.upload, found.hits);
+    const near = state.id === null ? placed.get(state.upload) : [];
+    map.show({ hits: found.hits.map((hit) => hit.id), query: state.id, labels: state.labels, near });
     if (wasInside) $("hits").querySelector("a")?.focus();
   } catch (error) {
     fail(error, signal);
@@ -159,7 +162,7 @@ function showHits({ hits, query }, state) {
   }
   hits.forEach((hit, place) => {
     if (about.threshold && same && place === same) rows.push(cut("Less similar"));
-    rows.push(card(hit, state));
+    rows.push(card(hit, state, query?.label));
   });
   $("hits").replaceChildren(...rows);
   $("hits").classList.remove("stale");
@@ -172,7 +175,7 @@ function cut(text, why = "", same = false) {
   return make("li", { class: same ? "cut same" : "cut" }, make("span", {}, make("b", {}, text), make("small", {}, why)));
 }
 
-function card(item, state) {
+function card(item, state, wanted) { // `wanted`: the label of the query, if it has one
   const link = make("a", { class: item.same ? "hit same" : "hit", href: addressOf({ ...state, id: item.id, upload: null }), title: item.path });
   link.style.setProperty("--colour", colourOf(item.label));
   link.append(frame(pictureURL(item.id, 256), `${shownLabel(item)}, ${fileName(item.path)}`), words(item));
@@ -182,6 +185,10 @@ function card(item, state) {
     const similarity = make("span", {}, item.similarity.toFixed(3));
     link.lastChild.append(make("span", { class: "like" }, make("span", { class: "aside" }, "similarity "), similarity, bar));
     if (item.same) link.lastChild.append(make("span", { class: "aside" }, "taken for the same class"));
+  }
+  if (wanted != null && item.label !== wanted) {
+    link.classList.add("other");
+    link.append(make("span", { class: "badge" }, "other label"));
   }
   link.addEventListener("click", (event) => {
     if (event.ctrlKey || event.metaKey || event.shiftKey) return; // opens a new tab, as any link does
@@ -280,7 +287,11 @@ function searchUpload(file) {
   uploadCount += 1;
   const number = String(uploadCount);
   uploads.set(number, file);
-  if (uploads.size > 50) uploads.delete(uploads.keys().next().value);
+  if (uploads.size > 50) {
+    const [oldest] = uploads.keys();
+    uploads.delete(oldest);
+    placed.delete(oldest);
+  }
   go({ upload: number, id: null });
 }
 
@@ -317,28 +328,86 @@ addEventListener("paste", (event) => {
 
 $("k").addEventListener("change", () => go({ k: Number($("k").value) }));
 $("settings").addEventListener("submit", (event) => event.preventDefault());
-function addLabel({ complain }) {
-  const text = $("label").value.trim();
-  if (!text) return;
-  const known = about.labels.find((label) => label.name === text);
-  if (!known) return complain ? say(`There is no label “${text}”.`, { error: true }) : undefined;
-  $("label").value = "";
-  offerLabels();
-  if (!now().labels.includes(known.name)) go({ labels: [...now().labels, known.name] });
-}
-function offerLabels() { // at most 50 that contain the typed text; there may be thousands
+
+// The label box: a list of the labels that contain the typed text.
+
+const MOST_LABELS = 50; // shown at once; there may be thousands
+let active = -1; // the place of the highlighted one
+
+function fittingLabels() { // those that start with the text come first
   const typed = $("label").value.trim().toLowerCase();
-  const fitting = about.labels.filter(({ name }) => name.toLowerCase().includes(typed)).slice(0, 50);
-  $("labels").replaceChildren(...fitting.map(({ name, items }) => make("option", { value: name }, counted(items, "picture", "pictures"))));
+  const starts = [];
+  const contains = [];
+  for (const label of about.labels) {
+    const place = label.name.toLowerCase().indexOf(typed);
+    if (place >= 0) (place ? contains : starts).push(label);
+  }
+  return [...starts, ...contains];
 }
-$("label").addEventListener("input", (event) => {
-  offerLabels();
-  if (event.inputType === "insertReplacementText" || !event.inputType) addLabel({ complain: false }); // chosen from the list
-});
-$("label").addEventListener("change", () => addLabel({ complain: true }));
+
+function offerLabels() {
+  const fitting = fittingLabels();
+  const rows = fitting.slice(0, MOST_LABELS).map(({ name, items }, place) => {
+    const swatch = make("i", { class: "swatch" });
+    swatch.style.setProperty("--colour", colourOf(name));
+    const row = make("li", { role: "option", id: `label-${place}`, "aria-selected": "false" }, swatch, make("span", {}, name), make("small", {}, counted(items, "picture", "pictures")));
+    row.addEventListener("pointerdown", (event) => event.preventDefault()); // the box keeps the focus
+    row.addEventListener("click", () => addLabel(name));
+    return row;
+  });
+  const more = fitting.length - rows.length;
+  if (!rows.length) rows.push(make("li", { class: "note" }, "No label contains this text."));
+  if (more > 0) rows.push(make("li", { class: "note" }, `and ${more.toLocaleString("en")} more: type a part of the name`));
+  $("labels").replaceChildren(...rows);
+  showLabels(true);
+}
+
+function showLabels(open) {
+  active = -1;
+  $("labels").hidden = !open;
+  $("label").setAttribute("aria-expanded", String(open));
+  $("label").removeAttribute("aria-activedescendant");
+}
+
+function highlight(place) {
+  const rows = [...$("labels").querySelectorAll("[role=option]")];
+  if (!rows.length) return;
+  active = (place + rows.length) % rows.length;
+  rows.forEach((row, number) => row.setAttribute("aria-selected", String(number === active)));
+  rows[active].scrollIntoView({ block: "nearest" });
+  $("label").setAttribute("aria-activedescendant", rows[active].id);
+}
+
+function addLabel(name) {
+  $("label").value = "";
+  showLabels(false);
+  if (!now().labels.includes(name)) go({ labels: [...now().labels, name] });
+}
+
+function enterLabel() { // the highlighted label, the one typed in full, or the only one that fits
+  const text = $("label").value.trim();
+  const fitting = fittingLabels();
+  if (active >= 0) return addLabel(fitting[active].name);
+  if (!text) return undefined;
+  const whole = fitting.find(({ name }) => name === text) ?? fitting.find(({ name }) => name.toLowerCase() === text.toLowerCase());
+  if (whole ?? fitting.length === 1) return addLabel((whole ?? fitting[0]).name);
+  if (!fitting.length) return say(`There is no label “${text}”.`, { error: true });
+  return say(`${counted(fitting.length, "label contains", "labels contain")} “${text}”: choose one from the list.`);
+}
+
+$("label").addEventListener("input", offerLabels);
+$("label").addEventListener("click", offerLabels);
+$("label").addEventListener("blur", () => showLabels(false));
 $("label").addEventListener("keydown", (event) => {
-  if (event.key === "Enter") addLabel({ complain: true });
-  if (event.key === "Escape") $("label").value = "";
+  if (event.key === "Enter") return enterLabel();
+  if (event.key === "Escape") {
+    if ($("labels").hidden) $("label").value = "";
+    return showLabels(false);
+  }
+  if (event.key !== "ArrowDown" && event.key !== "ArrowUp") return undefined;
+  event.preventDefault();
+  if ($("labels").hidden) offerLabels();
+  return highlight(active < 0 && event.key === "ArrowUp" ? -1 : active + (event.key === "ArrowDown" ? 1 : -1));
 });
 
 $("hits").addEventListener("keydown", (event) => {
@@ -395,8 +464,7 @@ async function start() {
   setClasses(about.labels.map((label) => label.name));
   document.title = `${about.name} · nearkin`;
   $("about").textContent = `${about.name}: ${counted(about.items, "picture", "pictures")}, ${counted(about.labels.length, "label", "labels")}`;
-  offerLabels();
-  $("label").parentElement.hidden = about.labels.length === 0;
+  document.querySelector(".only").hidden = about.labels.length === 0;
   if (!about.by_picture) {
     $("file").disabled = true;
     $("hint").textContent = `Uploaded pictures cannot be searched. ${about.by_picture_why ?? ""} You can search with any picture below and any point of the map.`;

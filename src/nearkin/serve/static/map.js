@@ -4,8 +4,12 @@ import { dark } from "/colours.js";
 const CLOSEST = 400; // maximum zoom
 const REACH = 14; // pixels around the pointer in which a point is selected
 const PICTURES = 70; // with fewer points in view, they are drawn as pictures
-const NAMES = 14; // with at most as many classes in view, they are named
-const TOGETHER = 0.03; // fraction of the map's width that holds half of a class worth naming
+const MARGIN = 30; // pixels around the whole map
+const STRETCH = 2; // at most, of one axis against the other, to fill the panel: the axes of the map mean nothing
+const ROOM = 14_000; // square pixels per class name
+const SPREAD = 300; // names that are chosen far from each other, so that they cover the map
+const TOGETHER = 0.03; // fraction of the map's width that holds half of a class worth naming; more if there are few
+const NEAREST = 3; // hits that place an uploaded picture, as they place pictures that are not landmarks
 const still = matchMedia("(prefers-reduced-motion: reduce)");
 
 export class IndexMap {
@@ -16,7 +20,9 @@ export class IndexMap {
     this.names = [];
     this.extent = { x0: 0, y0: 0, x1: 1, y1: 1 };
     this.view = { scale: 1, x: 0.5, y: 0.5 }; // pixels per unit, and the position in the middle
-    this.marked = { hits: new Set(), query: null, labels: new Set() };
+    this.stretch = 1; // vertical pixels per unit, relative to horizontal ones
+    this.marked = { hits: new Set(), query: null, labels: new Set(), near: [] };
+    this.drawn = { rows: [], side: 0 }; // points that are shown as pictures, the top one last
     this.pictures = new Map();
     this.pointers = new Map();
     this.hover = -1;
@@ -58,6 +64,7 @@ export class IndexMap {
     };
     this.names = this.places(found, byClass);
     this.extent = this.bounds(found.ids.keys());
+    this.fill();
     this.whole();
     if (old) this.glide(old);
     this.describe(found);
@@ -67,15 +74,32 @@ export class IndexMap {
 
   places({ x, y, labels }, byClass) { // of class names: over the middle of each compact class
     const part = (values, portion) => values.sort((a, b) => a - b)[Math.floor(portion * (values.length - 1))];
+    const together = Math.max(TOGETHER, 0.35 / Math.sqrt(byClass.size));
     const names = [];
     for (const [number, rows] of byClass) {
       if (number < 0) continue;
       const px = part(rows.map((row) => x[row]), 0.5);
       const py = part(rows.map((row) => y[row]), 0.5);
       const spread = part(rows.map((row) => Math.hypot(x[row] - px, y[row] - py)), 0.5);
-      if (spread <= TOGETHER) names.push({ name: labels[number], x: px, y: part(rows.map((row) => y[row]), 0.1), count: rows.length });
+      if (spread <= together) names.push({ name: labels[number], x: px, y: part(rows.map((row) => y[row]), 0.1), count: rows.length });
     }
-    return names.sort((a, b) => b.count - a.count);
+    return this.spread(names.sort((a, b) => b.count - a.count));
+  }
+
+  spread(names) { // each name as far as possible from those before it
+    const ordered = names.splice(0, 1);
+    const away = names.map(() => Infinity);
+    while (names.length && ordered.length < SPREAD) {
+      const last = ordered[ordered.length - 1];
+      let best = 0;
+      names.forEach(({ x, y }, place) => {
+        away[place] = Math.min(away[place], Math.hypot(x - last.x, y - last.y));
+        if (away[place] > away[best]) best = place;
+      });
+      ordered.push(...names.splice(best, 1));
+      away.splice(best, 1);
+    }
+    return [...ordered, ...names];
   }
 
   describe({ ids, total, state, method }) {
@@ -102,9 +126,22 @@ export class IndexMap {
     requestAnimationFrame(step);
   }
 
-  show({ hits, query, labels }) {
-    this.marked = { hits: new Set(hits), query, labels: new Set(labels) };
+  show({ hits, query, labels, near = [] }) { // `near`: the hits of an uploaded picture, best first
+    this.marked = { hits: new Set(hits), query, labels: new Set(labels), near };
     this.seek();
+  }
+
+  spot() { // the place of an uploaded picture: between its nearest pictures, closer to the more similar ones
+    const near = this.marked.near.filter(({ id }) => this.points.row.has(id)).slice(0, NEAREST);
+    const sum = { x: 0, y: 0, weight: 0 };
+    for (const { id, similarity } of near) {
+      const row = this.points.row.get(id);
+      const weight = 1 / Math.max(1e-3, Math.sqrt(Math.max(0, 2 - 2 * similarity)));
+      sum.x += weight * this.points.x[row];
+      sum.y += weight * this.points.y[row];
+      sum.weight += weight;
+    }
+    return near.length ? this.at(sum.x / sum.weight, sum.y / sum.weight) : null;
   }
 
   seek() { // bring the hits into view if they are not
@@ -145,21 +182,31 @@ export class IndexMap {
     this.canvas.width = Math.round(clientWidth * ratio);
     this.canvas.height = Math.round(clientHeight * ratio);
     this.context.setTransform(ratio, 0, 0, ratio, 0, 0);
+    this.fill();
     if (first) this.whole();
     else this.paint();
   }
 
+  fill() { // stretch one axis so that the whole map fills the panel
+    if (!this.width) return;
+    const { x0, y0, x1, y1 } = this.extent;
+    const wide = (this.width - 2 * MARGIN) / Math.max(x1 - x0, 1e-3);
+    const tall = (this.height - 2 * MARGIN) / Math.max(y1 - y0, 1e-3);
+    this.stretch = Math.max(1 / STRETCH, Math.min(STRETCH, tall / wide));
+  }
+
   scaleFor(box, margin) { // the scale at which a box fits
     const wide = (this.width - 2 * margin) / Math.max(box.x1 - box.x0, 1e-3);
-    return Math.max(1, Math.min(wide, (this.height - 2 * margin) / Math.max(box.y1 - box.y0, 1e-3)));
+    const tall = (this.height - 2 * margin) / Math.max(box.y1 - box.y0, 1e-3) / this.stretch;
+    return Math.max(1, Math.min(wide, tall));
   }
 
   get least() {
-    return this.scaleFor(this.extent, 44);
+    return this.scaleFor(this.extent, MARGIN);
   }
 
   whole() {
-    this.fit(this.extent, 44);
+    this.fit(this.extent, MARGIN);
     this.paint();
   }
 
@@ -179,20 +226,21 @@ export class IndexMap {
   }
 
   at(x, y) {
-    return [(x - this.view.x) * this.view.scale + this.width / 2, (y - this.view.y) * this.view.scale + this.height / 2];
+    const { scale } = this.view;
+    return [(x - this.view.x) * scale + this.width / 2, (y - this.view.y) * scale * this.stretch + this.height / 2];
   }
 
   zoom(factor, px = this.width / 2, py = this.height / 2) {
     const scale = Math.max(this.least * 0.5, Math.min(this.least * CLOSEST, this.view.scale * factor));
     const x = this.view.x + (px - this.width / 2) / this.view.scale;
-    const y = this.view.y + (py - this.height / 2) / this.view.scale;
-    this.view = { scale, x: x - (px - this.width / 2) / scale, y: y - (py - this.height / 2) / scale };
+    const y = this.view.y + (py - this.height / 2) / this.view.scale / this.stretch;
+    this.view = { scale, x: x - (px - this.width / 2) / scale, y: y - (py - this.height / 2) / scale / this.stretch };
     this.keepNear();
   }
 
   move(dx, dy) {
     this.view.x -= dx / this.view.scale;
-    this.view.y -= dy / this.view.scale;
+    this.view.y -= dy / this.view.scale / this.stretch;
     this.keepNear();
   }
 
@@ -203,16 +251,25 @@ export class IndexMap {
     this.paint();
   }
 
+  pick(px, py, reach) { // the picture under the pointer, else the point nearest to it
+    const { rows, side } = this.drawn;
+    const under = rows.findLast((row) => {
+      const [x, y] = this.at(this.points.x[row], this.points.y[row]);
+      return Math.abs(x - px) <= side / 2 && Math.abs(y - py) <= side / 2;
+    });
+    return under ?? this.nearest(px, py, reach);
+  }
+
   nearest(px, py, reach) {
     if (!this.points) return -1;
     const { x, y } = this.points;
     const { scale } = this.view;
     const cx = this.view.x + (px - this.width / 2) / scale;
-    const cy = this.view.y + (py - this.height / 2) / scale;
+    const cy = this.view.y + (py - this.height / 2) / scale / this.stretch;
     let best = -1;
     let least = (reach / scale) ** 2;
     for (let row = 0; row < x.length; row += 1) {
-      const distance = (x[row] - cx) ** 2 + (y[row] - cy) ** 2;
+      const distance = (x[row] - cx) ** 2 + (this.stretch * (y[row] - cy)) ** 2;
       if (distance < least) [best, least] = [row, distance];
     }
     return best;
@@ -242,16 +299,17 @@ export class IndexMap {
     const radius = Math.max(1.6, Math.min(7, 1.2 * Math.log2(1 + this.view.scale / this.least) + 60 / Math.sqrt(points.x.length)));
     const side = asPictures ? 48 * Math.min(1, this.view.scale / this.least / 6) : 0; // of pictures, smaller if crowded
     this.drawPoints(asPictures ? 3 : radius);
+    this.drawn = { rows: [], side: 0 };
     if (asPictures) this.drawPictures(visible, side);
     this.drawMarks(radius, side);
-    this.drawNames((side || 2 * radius) / 2 + 6);
+    this.drawNames((side || 2 * radius) / 2 + 6, this.drawUpload());
     if (document.activeElement === this.canvas && this.byKey) this.drawCross();
   }
 
   visible() {
     const { x, y } = this.points;
     const halfWidth = (this.width / 2 + 30) / this.view.scale; // with a margin for points at the edge
-    const halfHeight = (this.height / 2 + 30) / this.view.scale;
+    const halfHeight = (this.height / 2 + 30) / this.view.scale / this.stretch;
     const rows = [];
     for (let row = 0; row < x.length; row += 1) {
       if (Math.abs(x[row] - this.view.x) < halfWidth && Math.abs(y[row] - this.view.y) < halfHeight) rows.push(row);
@@ -286,7 +344,8 @@ export class IndexMap {
     const found = (row) => Number(this.marked.hits.has(points.ids[row]));
     context.lineWidth = 4;
     context.strokeStyle = getComputedStyle(this.canvas).color;
-    for (const row of rows.sort((a, b) => found(a) - found(b))) { // hits on top, with a rim
+    this.drawn = { rows: rows.sort((a, b) => found(a) - found(b)), side: side + 5 };
+    for (const row of rows) { // hits on top, with a rim
       const image = this.picture(points.ids[row]);
       const [px, py] = this.at(points.x[row], points.y[row]);
       context.fillStyle = this.colourOf(this.labelOf(row));
@@ -338,31 +397,68 @@ export class IndexMap {
     if (this.hover >= 0) mark(this.hover, 3, 2.5, ink);
   }
 
-  drawNames(above) { // if few are in view, without overlaps; the largest class first
-    const { context, width, height } = this;
-    const { labels } = this.marked;
-    const inView = this.names.filter(({ name, x, y }) => {
-      const [px, py] = this.at(x, y);
-      return px > 0 && py > 0 && px < width && py < height && (!labels.size || labels.has(name));
-    });
-    if (inView.length > NAMES) return;
-    context.font = "500 12px system-ui, sans-serif";
+  drawUpload() { // a diamond where an uploaded picture belongs; the boxes it covers
+    const spot = this.marked.near.length ? this.spot() : null;
+    if (!spot) return [];
+    const { context } = this;
+    const [px, py] = spot;
+    const style = getComputedStyle(this.canvas);
+    context.beginPath();
+    for (const [dx, dy] of [[0, -11], [11, 0], [0, 11], [-11, 0]]) context.lineTo(px + dx, py + dy);
+    context.closePath();
+    context.lineWidth = 3;
+    context.lineJoin = "miter";
+    context.strokeStyle = style.color;
+    context.fillStyle = style.getPropertyValue("--accent");
+    context.fill();
+    context.stroke();
+    this.penForNames(700);
+    const half = context.measureText("your picture").width / 2 + 4;
+    const x = Math.max(half, Math.min(this.width - half, px));
+    const below = py + 30 < this.height ? py + 27 : py - 18;
+    this.write("your picture", x, below);
+    return [{ x, half, top: below - 14, bottom: below + 5 }, { x: px, half: 13, top: py - 13, bottom: py + 13 }];
+  }
+
+  penForNames(weight) {
+    const { context } = this;
+    context.font = `${weight} 12px system-ui, sans-serif`;
     context.textAlign = "center";
     context.lineJoin = "round";
     context.lineWidth = 3.5;
     context.strokeStyle = getComputedStyle(this.canvas.parentElement).backgroundColor;
     context.fillStyle = getComputedStyle(this.canvas).color;
-    const taken = [{ x: width - 34, half: 34, top: 0, bottom: 160 }, { x: 120, half: 120, top: height - 36, bottom: height }]; // buttons, state
-    for (const { name, x, y } of inView) {
+  }
+
+  write(text, x, y) {
+    this.context.strokeText(text, x, y);
+    this.context.fillText(text, x, y);
+  }
+
+  drawNames(above, taken) { // as many as there is room for, without overlaps; classes of hits first
+    const { context, width, height } = this;
+    const { labels, hits } = this.marked;
+    const found = new Set([...hits].map((id) => this.points.row.get(id)).filter((row) => row !== undefined).map((row) => this.labelOf(row)));
+    const inView = this.names.filter(({ name, x, y }) => {
       const [px, py] = this.at(x, y);
-      const text = name.length > 34 ? `${name.slice(0, 33)}…` : name;
-      const half = context.measureText(text).width / 2 + 4;
-      const box = { x: px, half, top: py - above - 13, bottom: py - above + 4 };
+      return px > 0 && py > 0 && px < width && py < height && (!labels.size || labels.has(name));
+    });
+    const most = (width * height) / ROOM;
+    const long = inView.length > most ? 24 : 34; // letters
+    this.penForNames(500);
+    const boxes = [...taken, { x: width - 34, half: 34, top: 0, bottom: 160 }, { x: 120, half: 120, top: height - 36, bottom: height }]; // buttons, state
+    let count = 0;
+    for (const { name, x, y } of [...inView.filter(({ name }) => found.has(name)), ...inView.filter(({ name }) => !found.has(name))]) {
+      if (count >= most) return;
+      const [px, py] = this.at(x, y);
+      const text = name.length > long ? `${name.slice(0, long - 7)}…${name.slice(-6)}` : name; // the end often tells classes apart
+      const half = context.measureText(text).width / 2 + 6;
+      const box = { x: px, half, top: py - above - 16, bottom: py - above + 6 };
       const crosses = (other) => Math.abs(other.x - px) < other.half + half && box.top < other.bottom && box.bottom > other.top;
-      if (px < half || px + half > width || box.top < 2 || taken.some(crosses)) continue;
-      taken.push(box);
-      context.strokeText(text, px, box.bottom - 4);
-      context.fillText(text, px, box.bottom - 4);
+      if (px < half || px + half > width || box.top < 2 || boxes.some(crosses)) continue;
+      boxes.push(box);
+      this.write(text, px, box.bottom - 6);
+      count += 1;
     }
   }
 
@@ -410,7 +506,7 @@ export class IndexMap {
 
   moved(event) {
     const before = this.pointers.get(event.pointerId);
-    if (!before) return event.pointerType === "mouse" ? this.point(this.nearest(event.offsetX, event.offsetY, REACH)) : undefined;
+    if (!before) return event.pointerType === "mouse" ? this.point(this.pick(event.offsetX, event.offsetY, REACH)) : undefined;
     const here = { x: event.offsetX, y: event.offsetY };
     const other = [...this.pointers].find(([id]) => id !== event.pointerId)?.[1];
     this.pointers.set(event.pointerId, here);
@@ -428,7 +524,7 @@ export class IndexMap {
     const known = this.pointers.delete(event.pointerId);
     this.canvas.classList.remove("moving");
     if (!known || this.pointers.size || this.travelled >= 5) return;
-    const row = this.nearest(event.offsetX, event.offsetY, event.pointerType === "mouse" ? REACH : 2 * REACH);
+    const row = this.pick(event.offsetX, event.offsetY, event.pointerType === "mouse" ? REACH : 2 * REACH);
     if (row >= 0) this.choose(this.points.ids[row]);
   }
 
