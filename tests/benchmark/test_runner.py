@@ -179,6 +179,34 @@ def test_a_run_that_would_not_finish_in_time_is_not_started(done, tmp_path):
     assert not bench(suite, out=tmp_path / "else", rows=["PA"], budget="15m", settings={"device": "cpu"}).stopped
 
 
+def test_with_a_budget_quick_rows_are_run_first(tmp_path, monkeypatch):
+    xbm = '[[row]]\nname = "XBM"\nmethod = "xbm(contrastive, size=50)"\n[[row]]\nname = "C2"'
+    suite = written(tmp_path, TINY.replace('[[row]]\nname = "C2"', xbm))
+    begun = []
+
+    def note_only(self, run, _metrics):
+        begun.append((run.row, run.seed))
+        self.results[run.id] = {}
+
+    monkeypatch.setattr(module._Runner, "run", note_only)
+    bench(suite, out=tmp_path / "all")
+    assert begun == [(row, seed) for seed in (0, 1) for row in ("PA", "XBM", "C2")]
+    begun.clear()
+    planned = bench(suite, out=tmp_path / "out", budget="1h").planned
+    assert begun == [(row, seed) for seed in (0, 1) for row in ("PA", "C2", "XBM")]
+    here = {"hardware": module.provenance()["hardware"], "scores": {"R@1": 1, "MAP@R": 1}}
+    walls = {"PA": 30.0, "C2": 20.0, "XBM": 10.0}
+    known = [
+        {"id": run.id, "seed": 0, "wall": walls[run.row], "settings": run.description, **here}
+        for run in planned.runs
+        if run.seed == 0
+    ]
+    append_all(tmp_path / "timed" / "results.jsonl", known)
+    begun.clear()
+    bench(suite, out=tmp_path / "timed", budget="1h")
+    assert begun == [("XBM", 1), ("C2", 1), ("PA", 1)]
+
+
 def test_a_run_interrupted_by_the_budget_is_resumed(tmp_path):
     suite = written(tmp_path, TINY.replace("epochs = 1", "epochs = 100000"))
     out = tmp_path / "out"

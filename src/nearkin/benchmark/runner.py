@@ -25,11 +25,14 @@ from nearkin.data.pixels.open import keep_images_open
 from nearkin.errors import NearkinError
 from nearkin.evaluation import DEFAULT_METRICS
 from nearkin.files import Json, append_line, provenance, read_json, write_json, write_lock
-from nearkin.spec import nearest, parse
+from nearkin.spec import Call, nearest, parse
 from nearkin.training.launch import train
 from nearkin.training.measure_run import measure_run, query_values
 from nearkin.training.run_folder import RunFolder
 from nearkin.training.run_metric import RunMetric
+
+SAME_WORK = ("data", "backbone", "size", "fraction", "folds")
+"""Settings that decide most of the time of an epoch."""
 
 _UNITS = {"h": 3600, "m": 60, "s": 1}
 
@@ -100,9 +103,9 @@ def bench(
 ) -> SuiteResults:
     """Run the unfinished runs of a suite, as far as the budget allows, and return its results so far.
 
-    `data` gives the paths of data sets, as "cub:PATH"; `budget` is seconds, or a text such as "25m"; `settings` are
-    fields of Plan for all rows. Run folders and results.jsonl are written to `out`; with `queries` also the values of
-    each query.
+    `data` gives the paths of data sets, as "cub:PATH"; `budget` is seconds, or a text such as "25m", and runs quick
+    rows first; `settings` are fields of Plan for all rows. Run folders and results.jsonl are written to `out`; with
+    `queries` also the values of each query.
     """
     time_left = Budget(budget)
     planned = plan_suite(load_suite(suite), seeds=seeds, rows=rows, settings=settings)
@@ -114,6 +117,8 @@ def bench(
 
 def _bench(planned: PlannedSuite, runner: "_Runner", budget: Budget) -> SuiteResults:
     todo = runner.todo(planned)
+    if budget.end is not None:
+        todo = runner.quick_first(todo)
     failed: dict[str, str] = {}
     stopped = ""
     try:
@@ -175,13 +180,32 @@ class _Runner:
                 found.setdefault(run.id, run)
         return list(found.values())
 
+    def quick_first(self, todo: Sequence[PlannedRun]) -> list[PlannedRun]:
+        """Seed by seed as planned, but in each seed the runs that are likely to be quick before the others.
+
+        How long a row takes is known from its other seeds. Otherwise a strategy takes longer than a loss: it works on
+        a loss, and often embeds images besides.
+        """
+        seeds = list(dict.fromkeys(run.seed for run in todo))
+
+        def likely(run: PlannedRun) -> float:
+            left = self._epochs_left(run)
+            own = self._seconds_per_epoch(run, [name for name in run.description if name != "seed"])
+            alike = self._seconds_per_epoch(run, SAME_WORK)
+            return left * (own or (alike or 1.0) * _depth(parse(run.description["method"])))
+
+        return sorted(todo, key=lambda run: (seeds.index(run.seed), likely(run)))
+
     def expected_seconds(self, run: PlannedRun) -> float:
         """The seconds a run needs, by the fastest run so far with the same data and network; 0 if there is none.
 
         The fastest, since the first run also reads images and compiles. A run that needs longer than the budget is
         interrupted and resumed by the next call.
         """
-        same = ("data", "backbone", "size", "fraction", "folds")
+        return self._seconds_per_epoch(run, SAME_WORK) * self._epochs_left(run)
+
+    def _seconds_per_epoch(self, run: PlannedRun, same: Sequence[str]) -> float:
+        """Of the fastest run so far on this machine with the same of these settings; 0 if there is none."""
         rates = [
             float(record["wall"]) / int(record["settings"]["epochs"])
             for record in self.results.values()
@@ -190,11 +214,14 @@ class _Runner:
             and record["hardware"] == self.hardware
             and all(record["settings"].get(name) == run.description.get(name) for name in same)
         ]
-        if not rates or self.folder(run).result.exists():
+        return min(rates, default=0.0)
+
+    def _epochs_left(self, run: PlannedRun) -> float:
+        folder = self.folder(run)
+        if folder.result.exists():
             return 0.0
-        epochs = int(run.description["epochs"])
-        done = max((e["epoch"] for e in self.folder(run).events() if e["event"] == "epoch"), default=0)
-        return min(rates) * (epochs - done)
+        done = max((e["epoch"] for e in folder.events() if e["event"] == "epoch"), default=0)
+        return float(run.description["epochs"] - done)
 
     def run(self, run: PlannedRun, metrics: Sequence[str]) -> None:
         """Make a run, or resume it, and append it to the results."""
@@ -229,6 +256,11 @@ class _Runner:
         self.results[run.id] = record
         folder.checkpoint.unlink(missing_ok=True)  # three times the size of the model, and no longer needed
         gc.collect()  # frees images and network before the next run asks for the free memory
+
+
+def _depth(call: Call) -> int:
+    """1 for a loss, 2 for a strategy with a loss, and so on."""
+    return 1 + max(map(_depth, call.args), default=0)
 
 
 def _data_specs(suite: Suite, data: Sequence[str] | Mapping[str, str | Path]) -> dict[str, str]:

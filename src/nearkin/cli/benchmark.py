@@ -23,7 +23,9 @@ def bench(
         str | None, typer.Option(help="Number of seeds (3) or a list (0,1,2; one seed: 5,); default: the suite's.")
     ] = None,
     rows: Annotated[list[str] | None, typer.Option(help="Run and show only this row; repeatable.")] = None,
-    budget: Annotated[str | None, typer.Option(help="Stop cleanly after this time, as 25m or 2h.")] = None,
+    budget: Annotated[
+        str | None, typer.Option(help="Stop cleanly after this time, as 25m or 2h; quick rows run first.")
+    ] = None,
     out: Annotated[Path, typer.Option(help="Folder of runs and results.jsonl.")] = Path("bench"),
     show: Annotated[
         bool, typer.Option("--show", help="Train nothing; show the finished runs and write table and figures.")
