@@ -28,6 +28,7 @@ from nearkin.files import Json, append_line, provenance, read_json, write_json, 
 from nearkin.spec import Call, nearest, parse
 from nearkin.training.launch import train
 from nearkin.training.measure_run import measure_run, query_values
+from nearkin.training.model_card import write_card
 from nearkin.training.run_folder import RunFolder
 from nearkin.training.run_metric import RunMetric
 
@@ -239,6 +240,7 @@ class _Runner:
         if lacks := tuple(m for m in metrics if m not in result["scores"]):
             where: Json = {"data": data, "device": plan["device"], "reporter": watcher}
             result["scores"] |= measure_run(folder.path, metrics=lacks, **where)
+            write_card(folder, result)
             write_json(folder.result, result)
         if self.queries and not (path := query_file(self.out, run.id)).exists():
             asked = tuple(result["scores"])

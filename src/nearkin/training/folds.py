@@ -18,6 +18,7 @@ from nearkin.files import Json, provenance, write_json
 from nearkin.methods.catalogue import method
 from nearkin.training.images import Embedded, measure, seen_classes
 from nearkin.training.measure_run import embed_test
+from nearkin.training.model_card import write_card
 from nearkin.training.plan import Plan
 from nearkin.training.run_config import remove_config, write_config
 from nearkin.training.run_folder import RunFolder
@@ -50,7 +51,9 @@ def train_folds(
     scores = measure(embedded, plan.metrics)
     joint = {str(RunMetric(name, plan.dim * plan.folds)): value for name, value in scores.items()}
     tested = seen_classes(embedded.images.names, embedded.model.names)  # by any of the models
-    write_json(run.result, _combine(results, joint, plan) | {"test_classes": tested._asdict()})
+    result = _combine(results, joint, plan) | {"test_classes": tested._asdict()}
+    write_card(run, result)
+    write_json(run.result, result)
     return embedded
 
 

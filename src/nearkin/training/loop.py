@@ -22,6 +22,7 @@ from nearkin.training import checkpoint
 from nearkin.training.checkpoint import write_classes, write_snapshot
 from nearkin.training.images import Embedded, OpenImages, embed_images, measure, seen_classes
 from nearkin.training.model import Model, autocast, embed_store
+from nearkin.training.model_card import write_card
 from nearkin.training.optimiser import checks_without_progress, lr_factor, set_training
 from nearkin.training.plan import Plan
 from nearkin.training.random_streams import Stream, stream_seed
@@ -337,5 +338,6 @@ class Training:
             result["expected"] = expected
         if self.scores:
             result["held_out" if self.plan.select != "test" else "test_chosen"] = max(self.scores)
+        write_card(self.run, result)
         write_json(self.run.result, result)
         return embedded

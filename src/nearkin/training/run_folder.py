@@ -17,6 +17,10 @@ RESULT: Needs = {"scores": dict, "seed": int, "steps": int, "seconds": int | flo
 """The entries of result.json that every run has."""
 
 
+CARD_MARK = b"library_name: nearkin"
+"""What a model card of nearkin holds, and no other README.md."""
+
+
 class RunFolder:
     """The files of one run."""
 
@@ -24,6 +28,7 @@ class RunFolder:
         self.path = Path(path)
         self.config = self.path / "config.json"
         self.settings = self.path / "settings.toml"
+        self.card = self.path / "README.md"
         self.log = self.path / "log.jsonl"
         self.checkpoint = self.path / "checkpoint.safetensors"
         self.model = self.path / "model.safetensors"
@@ -52,7 +57,14 @@ class RunFolder:
             self.snapshots,
         )
         folders = (path for pattern in ("fold-*", "repeat-*", "tensorboard") for path in self.path.glob(pattern))
-        return sorted(path.name for path in (*files, *folders) if path.exists())
+        cards = [self.card] if self.has_own_card() else []
+        return sorted(path.name for path in (*files, *folders, *cards) if path.exists())
+
+    def has_own_card(self) -> bool:
+        """Whether there is a README.md that nearkin wrote."""
+        if not self.card.is_file():
+            return False
+        return CARD_MARK in self.card.read_bytes()
 
     def append(self, event: Json) -> None:
         """Append a line to the log."""
