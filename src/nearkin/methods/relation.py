@@ -49,15 +49,39 @@ class Relation(NamedTuple):
         return Relation(self.s.T, self.pos.T, self.neg.T, *sides, 0, self.space)
 
 
+def _through_norm(g: Tensor, w: Tensor, floor: float) -> Tensor:
+    """∂L/∂w for points v = w/n, n = max(‖w‖, floor), and g = ∂L/∂v / n: g − (g·v) v, or g below the floor."""
+    length = norm(w)
+    along = torch.where(length >= floor, (g * w).sum(-1, keepdim=True) / length.clamp_min(floor).square(), 0)
+    return torch.addcmul(g, along, w, value=-1)
+
+
+class _Project(torch.autograd.Function):
+    """Points v = w/n of vectors w [B, D], n = max(‖w‖, floor)."""
+
+    @staticmethod
+    def forward(w: Tensor, floor: float) -> Tensor:
+        return w / norm(w).clamp_min(floor)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, float], output: Tensor) -> None:  # noqa: ARG004
+        w, ctx.floor = inputs
+        ctx.save_for_backward(w)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        (w,) = ctx.saved_tensors
+        return _through_norm(gradient / norm(w).clamp_min(ctx.floor), w, ctx.floor), None
+
+
 COMPARE_BLOCK = 2**21
 """Numbers per block: large enough for a GPU, small compared with the references of a large data set."""
 
 
 class _Compare(torch.autograd.Function):
-    """Points v = w/n of the references [R, D], n = max(‖w‖, floor), and products x·v [B, R], as one node.
+    """`_Project` of the references [R, D] and products x·v [B, R], as one node.
 
-    With g = ∂L/∂v, including the part from the products, ∂L/∂w = (g − (g·v) v)/n, or g/n below the floor. Autograd
-    would hold five copies of the references at once; here the gradient is computed block by block from w.
+    Autograd would hold five copies of the references at once; here the gradient is computed block by block from w.
     """
 
     @staticmethod
@@ -81,21 +105,54 @@ class _Compare(torch.autograd.Function):
         size = max(1, COMPARE_BLOCK // max(1, *x.shape))
         with full_precision(x):
             for block in (slice(start, start + size) for start in range(0, len(w), size)):
-                length = norm(w[block])
-                n = length.clamp_min(ctx.floor)
+                n = norm(w[block]).clamp_min(ctx.floor)
                 q = ds[:, block] / n.T
                 if dx is not None:
                     dx = torch.addmm(dx, q, w[block])
                 if dw is not None:
                     g = q.T @ x if dv is None else torch.addcdiv(q.T @ x, dv[block], n)
-                    along = torch.where(length >= ctx.floor, (g * w[block]).sum(-1, keepdim=True) / n.square(), 0)
-                    dw[block] = torch.addcmul(g, along, w[block], value=-1)
+                    dw[block] = _through_norm(g, w[block], ctx.floor)
         return dx, dw, None
 
 
-def _compare(x: Tensor, w: Tensor, floor: float) -> tuple[Tensor, Tensor]:
-    out: tuple[Tensor, Tensor] = _Compare.apply(x, w, floor)  # type: ignore[no-untyped-call]
+class _Gram(torch.autograd.Function):
+    """Inner products [..., K, K] of vectors [..., K, D] with each other; one product in the gradient, not two."""
+
+    @staticmethod
+    def forward(w: Tensor) -> Tensor:
+        with full_precision(w):
+            return w @ w.mT
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:  # noqa: ARG004
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        (w,) = ctx.saved_tensors
+        with full_precision(w):
+            product: Tensor = (gradient + gradient.mT) @ w
+        return product
+
+
+def gram(w: Tensor) -> Tensor:
+    """Inner products [..., K, K] of vectors [..., K, D] with each other."""
+    out: Tensor = _Gram.apply(w)  # type: ignore[no-untyped-call]
     return out
+
+
+def _compare(x: Tensor, refs: References, dtype: torch.dtype, space: Space) -> tuple[Tensor, Tensor, Tensor]:
+    """The samples and the references as points of the space, and their inner products."""
+    a, floor = raise_precision(x, dtype, space), space.norm_floor
+    if floor is not None:
+        a = _Project.apply(a, floor)  # type: ignore[no-untyped-call]
+    if refs.vectors is x:
+        return a, a, gram(a)
+    w = raise_precision(refs.vectors, dtype, space)
+    if floor is None:
+        return a, w, a @ w.T
+    products, v = _Compare.apply(a, w, floor)  # type: ignore[no-untyped-call]
+    return a, v, products
 
 
 FLOAT16_NORM = 0.01
@@ -115,9 +172,7 @@ def relate(x: Tensor, y: Tensor, refs: References, space: Space) -> Relation:
     """Compare embeddings x [B, D] of classes y [B] with the references."""
     with full_precision(x):
         dtype = torch.float64 if torch.float64 in (x.dtype, refs.vectors.dtype) else torch.float32
-        a = space.project(raise_precision(x, dtype, space))
-        w = a if refs.vectors is x else raise_precision(refs.vectors, dtype, space)
-        products, v = (a @ w.T, w) if w is a or space.norm_floor is None else _compare(a, w, space.norm_floor)
+        a, v, products = _compare(x, refs, dtype, space)
         s = space.similarity(products, a, v)
     y, columns = y.long(), refs.labels.long()  # uint8 has no −1 for empty slots, narrow types cannot index
     same, filled = y[:, None] == columns, columns != EMPTY
@@ -237,6 +292,20 @@ def log_sum_exp(z: Tensor, mask: Tensor, by: By) -> Tensor:
 def log1p_sum_exp(z: Tensor, mask: Tensor, by: By) -> Tensor:
     """log(1 + Σ exp z) over the mask, without overflow; 0 if it is empty."""
     return F.softplus(log_sum_exp(z, mask, by), threshold=50)  # above 50 the 1 is below float64's precision
+
+
+def reading_waits(t: Tensor) -> bool:
+    """Whether a shape that depends on values would make the host wait for a GPU, or break a compiled graph."""
+    return t.is_cuda or torch.compiler.is_compiling()
+
+
+def listed(mask: Tensor) -> tuple[Tensor, Tensor]:
+    """Row and column numbers of the pairs in a mask [B, K]; of all its B·K entries where reading it would wait."""
+    if reading_waits(mask):
+        rows = torch.arange(len(mask), device=mask.device).repeat_interleave(mask.shape[1])
+        return rows, torch.arange(mask.shape[1], device=mask.device).repeat(len(mask))
+    rows, columns = mask.nonzero(as_tuple=True)
+    return rows, columns
 
 
 def mean_where(values: Tensor, present: Tensor) -> Tensor:

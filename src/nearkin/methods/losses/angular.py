@@ -34,7 +34,7 @@ from torch import Tensor
 from nearkin.errors import NearkinError, zero_or_more
 from nearkin.methods.base import Loss
 from nearkin.methods.losses.n_pair import n_pair
-from nearkin.methods.relation import Relation, log1p_sum_exp, mean_where
+from nearkin.methods.relation import Relation, listed, log1p_sum_exp, mean_where
 from nearkin.space import full_precision
 
 
@@ -44,15 +44,15 @@ def angular(r: Relation, *, angle: float, positives: int, weights: Tensor | None
     K = min(positives, r.s.shape[1])
     j = torch.where(r.pos, -r.s.detach(), -torch.inf).topk(K, dim=1).indices  # [B, K]
     taken = r.pos.gather(1, j)
-    v = r.vectors[j]  # [B, K, D]
+    i, k = listed(taken)
+    j, taken = j[i, k], taken[i, k]
+    x, v = r.x.index_select(0, i), r.vectors.index_select(0, j)  # [P, D]
     with full_precision(v):
-        third = (r.x[:, None] + v) @ r.vectors.T  # [B, K, R]
-    side = (r.x[:, None] * v).sum(-1)
+        third = (4 * t * (x + v)) @ r.vectors.T  # [P, R]
+    side = 2 * (1 + t) * (x * v).sum(-1)
     if weights is not None:
-        third, side = weights[:, None] * third, weights.gather(1, j) * side
-    f = 4 * t * third - 2 * (1 + t) * side[:, :, None]
-    among = taken[:, :, None] & r.neg[:, None]
-    return mean_where(log1p_sum_exp(f.flatten(0, 1), among.flatten(0, 1), by="row"), taken.flatten())
+        third, side = weights[i] * third, weights[i, j] * side
+    return mean_where(log1p_sum_exp(third - side[:, None], r.neg[i], by="row"), taken)
 
 
 class Angular(Loss):

@@ -19,8 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from nearkin.methods.relation import Relation, exists, log_sum_exp, mean_where, total_of
-from nearkin.space import full_precision
+from nearkin.methods.relation import Relation, exists, gram, log_sum_exp, mean_where, total_of
 
 Similarity = Literal["soft", "max", "mean"]
 
@@ -43,26 +42,6 @@ class _SoftMaximum(torch.autograd.Function):
         p = torch.softmax(s / ctx.gamma, -1)
         S = (p * s).sum(-1, keepdim=True)
         return (s - S).div_(ctx.gamma).add_(1).mul_(p).mul_(gradient.unsqueeze(-1)), None
-
-
-class _Gram(torch.autograd.Function):
-    """Inner products [C, K, K] of the vectors of each class [C, K, D]; one product in the gradient, not two."""
-
-    @staticmethod
-    def forward(w: Tensor) -> Tensor:
-        with full_precision(w):
-            return w @ w.mT
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:  # noqa: ARG004
-        ctx.save_for_backward(*inputs)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        (w,) = ctx.saved_tensors
-        with full_precision(w):
-            product: Tensor = (gradient + gradient.mT) @ w
-        return product
 
 
 def by_class(r: Relation, *, similarity: Similarity = "max", gamma: float = 0.1) -> Relation:
@@ -95,7 +74,7 @@ def regulariser(r: Relation, *, tau: float) -> Tensor:
     K = r.per_class
     if K <= 1 or tau == 0:
         return r.s.new_zeros(())
-    G: Tensor = _Gram.apply(r.vectors.reshape(-1, K, r.vectors.shape[1]))  # type: ignore[no-untyped-call]
+    G = gram(r.vectors.reshape(-1, K, r.vectors.shape[1]))
     n = G.diagonal(dim1=1, dim2=2)
     d = (n[:, :, None] + n[:, None, :] - 2 * G).clamp_min(1e-12).sqrt()
     pairs = torch.ones(K, K, dtype=torch.bool, device=G.device).triu(1)

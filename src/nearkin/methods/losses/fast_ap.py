@@ -31,20 +31,25 @@ from torch import Tensor
 
 from nearkin.errors import NearkinError
 from nearkin.methods.base import Loss
-from nearkin.methods.relation import Relation, mean_where, squared_distance, total, weighted
+from nearkin.methods.relation import Relation, mean_where, squared_distance, weighted
+from nearkin.space import full_precision
 
 
-def cumulative(z: Tensor, mask: Tensor, bins: int, weights: Tensor | None) -> Tensor:
-    """H [B, L + 1]: how many pairs of the mask lie up to each centre; z is the squared distance in bins."""
-    votes = [weighted((q + 1 - z).clamp(0, 1), weights) for q in range(bins + 1)]  # Eq. 2, summed as in Eq. 3
-    return torch.stack([total(v, mask, by="row") for v in votes], dim=1)
+def cumulative(z: Tensor, counted: Tensor, bins: int) -> Tensor:
+    """H [B, M, L + 1]: the weight of pairs up to each centre; z is the squared distance in bins, counted [B, M, R]."""
+    l = torch.arange(bins + 1, device=z.device)[:, None]  # noqa: E741
+    votes = (l + 1 - z[:, None]).clamp(0, 1)  # Eq. 2, summed as in Eq. 3
+    with full_precision(z):
+        return counted @ votes.mT
 
 
 def fast_ap(r: Relation, *, bins: int, weights: Tensor | None = None) -> Tensor:
     """Eq. 1."""
     z = squared_distance(r).clamp_max(4) * (bins / 4)
-    H_pos = cumulative(z, r.pos, bins, weights)
-    H = H_pos + cumulative(z, r.neg, bins, weights)  # Eq. 3
+    counted = weighted(
+        torch.stack([r.pos, r.pos | r.neg], dim=1).to(z.dtype), None if weights is None else weights[:, None]
+    )
+    H_pos, H = cumulative(z, counted, bins).unbind(1)  # Eq. 3
     h_pos = H_pos.diff(dim=1, prepend=torch.zeros_like(H_pos[:, :1]))
     V = H_pos[:, -1]
     AP = (H_pos * h_pos / torch.where(H > 0, H, 1)).sum(1) / torch.where(V > 0, V, 1)
