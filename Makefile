@@ -40,7 +40,7 @@ lock:
 	grep -E '^torch(vision)?==' constraints.txt > build/lock/torch.txt
 	build/lock/bin/python -m pip install --quiet --constraint build/lock/torch.txt '.[dev]'
 	head -1 constraints.txt > build/constraints.txt
-	build/lock/bin/python -m pip freeze --exclude nearkin | sed 's/+cpu//' >> build/constraints.txt
+	build/lock/bin/python -m pip freeze --exclude nearkin | sed 's/+cpu//' | LC_ALL=C sort -f >> build/constraints.txt
 	mv build/constraints.txt constraints.txt
 
 # Look the pinned versions up among known vulnerabilities. This needs a service on the internet, so it is no test.

@@ -8,6 +8,7 @@ import hashlib
 import json
 import os
 import platform
+import re
 import subprocess
 import time
 from collections.abc import Iterator, Mapping
@@ -97,11 +98,23 @@ def cannot_write(path: Path, error: OSError) -> NearkinError:
     return NearkinError(f"Cannot write {path} ({error.strerror or error}): {what_to_do}.")
 
 
+def os_error(error: Exception) -> OSError:
+    """The error of the system that another library's error tells of in its text."""
+    text = str(error)
+    named = re.search(r"os error (\d+)", text)
+    number = int(named[1]) if named else next((n for n in _FULL if os.strerror(n) in text), None)
+    return OSError(number, os.strerror(number)) if number else OSError(first_line(error))
+
+
 @contextmanager
 def write_lock(folder: Path) -> Iterator[None]:
     """Hold the lock of a folder; raise an error that names the process which holds it already."""
     path = folder / LOCK
-    with path.open("a+") as file:
+    try:
+        opened = path.open("ab+", buffering=0)
+    except OSError as error:
+        raise cannot_write(path, error) from None
+    with opened as file:
         if fcntl is not None:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -110,11 +123,11 @@ def write_lock(folder: Path) -> Iterator[None]:
                 held = False
             if not held:
                 file.seek(0)
-                holder = f"Process {pid}" if (pid := file.read().strip()) else "Another process"
+                holder = f"Process {pid.decode()}" if (pid := file.read().strip()) else "Another process"
                 raise NearkinError(f"{holder} is writing to {folder}: wait until it is done.")
         file.truncate(0)
-        file.write(str(os.getpid()))
-        file.flush()
+        with suppress(OSError):  # the number only helps others, and the disk may be full
+            file.write(str(os.getpid()).encode())
         _remove_temporaries(folder)
         yield
 
@@ -235,7 +248,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], about: Json | None 
         try:
             save_file(content, temporary, {"about": text, "sha256": _digest(content, text)})
         except SafetensorError as error:
-            raise OSError(first_line(error)) from None
+            raise os_error(error) from None
         _sort_metadata(temporary)
 
 

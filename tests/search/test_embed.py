@@ -10,11 +10,14 @@ import numpy as np
 import pytest
 import torch
 from made import make_images, make_run
+from PIL import Image
 
 import nearkin as nk
 from nearkin.data.image_files import list_images
+from nearkin.data.pixels.decode import read_bytes
 from nearkin.errors import NearkinError
 from nearkin.search import embed as embedding
+from nearkin.search import stamps
 from nearkin.search.embed import embed_to_file, fill
 from nearkin.search.index import create_index, open_index
 from nearkin.search.names import unescape_name
@@ -169,3 +172,44 @@ def test_killed_call_continues_when_repeated(run, tmp_path):
     assert stopped[:2] == whole[:2]
     assert np.allclose(stopped[2], whole[2], atol=1e-6)
     assert not part.exists()
+
+
+def replace(path: Path, data: bytes) -> None:
+    """Replace a file by another of the same size, with the same time of change."""
+    known = path.stat()
+    assert len(data) == known.st_size
+    path.unlink()
+    path.write_bytes(data)
+    os.utime(path, ns=(known.st_atime_ns, known.st_mtime_ns))
+
+
+def test_a_file_replaced_with_the_same_size_and_time_is_embedded_again(run, tmp_path, monkeypatch):
+    model, folder = nk.load(run), tmp_path / "pictures"
+    folder.mkdir()
+    for name, colour in (("a.bmp", 10), ("b.bmp", 200), ("c.bmp", 90)):
+        Image.new("RGB", (60, 60), (colour, 40, 255 - colour)).save(folder / name)
+    index = create_index(tmp_path / "i", dim=8, space="cosine", run=run)
+    images = list_images([folder])
+    assert fill(index, model, images)[:2] == (3, 0)
+    replace(folder / "a.bmp", (folder / "b.bmp").read_bytes())
+    (folder / "c.bmp").chmod(0o600)  # changes the entry, not the content
+    read: list[Path] = []
+    monkeypatch.setattr(stamps, "read_bytes", lambda path: (read.append(path), read_bytes(path))[1])
+    assert fill(index, model, images)[:2] == (1, 2)
+    assert {path.name for path in read} == {"a.bmp", "c.bmp"}  # b is not in doubt
+    expected = model.embed([image.path for image in images])
+    assert torch.allclose(torch.from_numpy(index.embeddings([image.path for image in images])), expected, atol=1e-6)
+    read.clear()
+    assert fill(index, model, images)[:2] == (0, 3)
+    assert not read  # all stamps are up to date
+
+
+def test_stamps_of_the_first_version_are_size_and_time(tmp_path):
+    (tmp_path / "a").write_bytes(b"abc")
+    known = (tmp_path / "a").stat()
+    path = str(tmp_path / "a")
+    assert stamps.is_unchanged(f"3-{known.st_mtime_ns}", path)
+    assert not stamps.is_unchanged(f"4-{known.st_mtime_ns}", path)
+    assert not stamps.needs_renewal(f"3-{known.st_mtime_ns}", path)
+    assert not stamps.is_unchanged(None, path)
+    assert stamps.is_unchanged(None, str(tmp_path / "gone"))

@@ -25,15 +25,6 @@ class ImageFile(NamedTuple):
     path: str  # absolute
     label: str | None
 
-    @property
-    def stamp(self) -> str | None:
-        """Size and time of change, to tell whether a file is still the same; None if there is no file."""
-        try:
-            known = os.stat(self.path)
-        except OSError:
-            return None
-        return f"{known.st_size}-{known.st_mtime_ns}"
-
 
 def list_images(places: Sequence[str | Path], leave_out: LeaveOut | None = None) -> list[ImageFile]:
     """List the images in files, folders and csv tables, each file once; `leave_out` receives those passed over.

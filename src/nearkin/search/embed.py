@@ -2,7 +2,7 @@
 
 import shutil
 from collections import deque
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
@@ -15,12 +15,14 @@ from nearkin.data.image_files import ImageFile
 from nearkin.data.pixels.decode import BadImage, describe_misnamed, none_usable
 from nearkin.data.pixels.open import open_files
 from nearkin.data.pixels.stores import Store
+from nearkin.data.pixels.threads import map_in_threads
 from nearkin.errors import NearkinError
 from nearkin.files import atomic_file
 from nearkin.search.index import Index, create_index, open_index
 from nearkin.search.index.base import Floats
 from nearkin.search.index.engines import MANIFEST
 from nearkin.search.names import escape_name
+from nearkin.search.stamps import is_unchanged, make_stamp, needs_renewal
 from nearkin.training.model import Model, fingerprint
 
 CHUNK = 512  # images per commit: the most that an interruption can lose
@@ -30,6 +32,7 @@ class Chunk(NamedTuple):
     """Some images with their pixels."""
 
     images: list[ImageFile]  # those that can be read
+    stamps: list[str | None]  # of these
     store: Store | None  # None if none can be read
     bad: list[BadImage]
 
@@ -46,9 +49,11 @@ def read_chunk(model: Model, images: Sequence[ImageFile]) -> Chunk:
     """Decode images on all cores."""
     paths = [Path(image.path) for image in images]
     channels, device = model.embedder.trunk.channels, model.device
+    stamps = map_in_threads(make_stamp, [image.path for image in images])  # before the files are decoded
     store, bad = open_files(paths, short_side=model.short_side, channels=channels, device=device, location="device")
     unusable = {image.row for image in bad}
-    return Chunk([image for row, image in enumerate(images) if row not in unusable], store, bad)
+    good = [row for row in range(len(images)) if row not in unusable]
+    return Chunk([images[row] for row in good], [stamps[row] for row in good], store, bad)
 
 
 def read_chunks(model: Model, images: Sequence[ImageFile]) -> Generator[Chunk, None, None]:
@@ -66,28 +71,42 @@ def read_chunks(model: Model, images: Sequence[ImageFile]) -> Generator[Chunk, N
 def fill(index: Index, model: Model, images: Sequence[ImageFile], *, reporter: Reporter | None = None) -> Filled:
     """Embed images into an index, one commit per chunk. Images with unchanged file and label are skipped."""
     known = index.stamps()
-    stamps = {image.path: image.stamp for image in images}
-    todo = [image for image in images if known.get(image.path) != (image.label, stamps[image.path])]
+    todo = [image for image in images if not _is_known(image, known)]
+    new = {image.path for image in todo}
+    kept = [image for image in images if image.path not in new]
+    _renew_stamps(index, [image for image in kept if needs_renewal(known[image.path][1], image.path)])
     bad: list[BadImage] = []
     reporter = reporter or Reporter()
     with reporter.bar("embedding") as progress, closing(read_chunks(model, todo)) as chunks:
-        done = len(images) - len(todo)
+        done = len(kept)
         for chunk in chunks:
             if chunk.store is not None:
-                paths = [image.path for image in chunk.images]
-                index.add(
-                    embed_chunk(model, chunk),
-                    paths=paths,
-                    labels=[image.label for image in chunk.images],
-                    stamps=[stamps[path] for path in paths],
-                )
+                _add(index, embed_chunk(model, chunk), chunk.images, chunk.stamps)
             bad += chunk.bad
             done += len(chunk.images) + len(chunk.bad)
             progress(done, len(images))
     for sentence in describe_misnamed(Path(image.path) for image in todo):
         reporter.note(sentence)
     reporter.leave_out(image.left_out for image in bad)
-    return Filled(len(todo) - len(bad), len(images) - len(todo), bad)
+    return Filled(len(todo) - len(bad), len(kept), bad)
+
+
+def _is_known(image: ImageFile, known: Mapping[str, tuple[str | None, str | None]]) -> bool:
+    label, stamp = known.get(image.path, (None, None))
+    return image.path in known and label == image.label and is_unchanged(stamp, image.path)
+
+
+def _renew_stamps(index: Index, images: Sequence[ImageFile]) -> None:
+    """Renew the stamps of unchanged images whose entries have changed, so that they are not read again each time."""
+    for start in range(0, len(images), CHUNK):
+        chunk = images[start : start + CHUNK]
+        stamps = map_in_threads(make_stamp, [image.path for image in chunk])
+        _add(index, index.embeddings([image.path for image in chunk]), chunk, stamps)
+
+
+def _add(index: Index, vectors: Floats, images: Sequence[ImageFile], stamps: Sequence[str | None]) -> None:
+    labels = [image.label for image in images]
+    index.add(vectors, paths=[image.path for image in images], labels=labels, stamps=stamps)
 
 
 def embed_chunk(model: Model, chunk: Chunk) -> Floats:

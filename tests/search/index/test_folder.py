@@ -269,6 +269,17 @@ def test_damaged_file_is_an_error(tmp_path, name, harm):
         open_index(tmp_path / "i")
 
 
+def test_an_interrupted_creation_can_be_repeated(tmp_path):
+    (tmp_path / "i").mkdir()
+    for name in (".lock", ".index.json.4711"):
+        (tmp_path / "i" / name).touch()
+    assert len(filled(tmp_path / "i")) == 200
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / ".index.json.txt").touch()
+    with pytest.raises(NearkinError, match="is not an index"):
+        filled(tmp_path / "other")
+
+
 @pytest.mark.parametrize("lost", ["meta", "segments", "generation", "graph"])
 def test_incomplete_manifest_is_an_error(tmp_path, lost):
     filled(tmp_path / "i")

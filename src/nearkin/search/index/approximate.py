@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from nearkin.errors import NearkinError, first_line
-from nearkin.files import atomic_file
+from nearkin.errors import NearkinError
+from nearkin.files import atomic_file, os_error
 from nearkin.search.index.base import Floats, Meta
 from nearkin.search.index.engines import Kind
 from nearkin.search.index.exact import Ints, Mask
@@ -132,7 +132,7 @@ def write_graph(folder: Path, generation: int, graph: Graph) -> Meta:
         try:
             import_faiss().write_index(graph.faiss, str(temporary))
         except RuntimeError as error:  # faiss's own for a disk that is full
-            raise OSError(first_line(error)) from None
+            raise os_error(error) from None
         digest = _digest(temporary)
     return {"file": name, "last": graph.last, "items": graph.faiss.ntotal, "sha256": digest}
 

@@ -6,13 +6,17 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
 from nearkin.errors import NearkinError
-from nearkin.files import write_json
+from nearkin.files import LOCK, write_json
 from nearkin.spec import nearest
 
 Kind = Literal["exact", "hnsw", "ivfpq"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 MANIFEST = "index.json"  # of an index in a folder
 POINTER = "store.json"  # in a folder that points to a store: its URL
+
+
+_LEFTOVER = re.compile(rf"{re.escape(LOCK)}|\.({re.escape(MANIFEST)}|{re.escape(POINTER)})\.\d+")
+"""What an interrupted creation leaves in a folder."""
 
 
 class Engine(NamedTuple):
@@ -124,6 +128,6 @@ def check_free(folder: Path) -> Path:
     """Refuse a folder that holds anything."""
     if holds_index(folder):
         raise NearkinError(f"There is an index in {folder} already: open it, or choose another place.")
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+    if folder.exists() and not (folder.is_dir() and all(_LEFTOVER.fullmatch(path.name) for path in folder.iterdir())):
         raise NearkinError(f"{folder} exists already and is not an index: choose a new folder.")
     return folder
