@@ -2,7 +2,6 @@
 
 import csv
 import html
-import json
 import re
 
 import numpy as np
@@ -15,6 +14,7 @@ import nearkin as nk
 from nearkin.cli import app
 from nearkin.data.images import Images
 from nearkin.errors import NearkinError
+from nearkin.files import read_json
 from nearkin.report.html import Thumbnails
 from nearkin.report.measured_runs import by_method, open_runs
 from nearkin.report.sections import ReportData, training_classes
@@ -111,15 +111,30 @@ def test_the_correlation_is_pearsons():
 
 
 def test_radii_are_proportional_to_the_uncertainty():
-    """One factor for all; the radius at the median σ̄ is that of the median cluster."""
+    """One factor for all; the radius at the median σ̄ is that of the median cluster, if circles stay apart."""
     found = made_up([0.3, 0.1, 0.7, 0.2, 0.5])
     drawn = make_map(found, points=1000)
     factors = drawn.radii / found.uncertainty.numpy()
     assert factors == pytest.approx(factors[0])
     clusters = [drawn.images[drawn.labels.numpy() == c] for c in range(5)]
     radii = [np.median(np.linalg.norm(cluster - np.median(cluster, axis=0), axis=1)) for cluster in clusters]
-    assert drawn.radii[0] == pytest.approx(np.median(radii)), "0.3 is the median"
+    every = range(5)
+    apart = [min(np.linalg.norm(drawn.proxies[a] - drawn.proxies[b]) for b in every if a != b) for a in every]
+    assert drawn.radii[0] == pytest.approx(min(np.median(radii), np.median(apart) / 6)), "0.3 is the median"
     assert len(drawn.proxies) == 5
+
+
+@pytest.mark.parametrize("classes", [30, 100])
+def test_circles_of_many_diffuse_classes_stay_apart(classes):
+    """Most circles reach to no other proxy, so that the map stays readable."""
+    labels = torch.arange(classes).repeat(3)
+    images = Images(torch.zeros(len(labels), 1, 1, 1, dtype=torch.uint8), labels, tuple(map(str, range(classes))))
+    x, proxies = Space.COSINE.project(points(len(labels))), Space.COSINE.project(points(classes, seed=1))
+    similarity, number = torch.zeros(classes), torch.arange(classes)
+    found = ClassUncertainty(images, x, proxies, number, torch.full((classes,), 0.2), similarity, [], [])
+    drawn = make_map(found, points=1000)
+    apart = np.linalg.norm(drawn.proxies[:, None] - drawn.proxies, axis=2) + 1e9 * np.eye(classes)
+    assert np.mean(2 * 3 * drawn.radii <= apart.min(axis=1) + 1e-6) >= 0.5
 
 
 def test_clouds_are_standardise():
@@ -153,7 +168,7 @@ def test_files_of_a_run(run, tmp_path):
     assert [row["class"] for row in rows] == [found.images.names[c] for c in found.order]
     assert [float(row["uncertainty"]) for row in rows] == sorted(float(row["uncertainty"]) for row in rows)
     assert sum(int(row["images"]) for row in rows) == len(found.images)
-    told = json.loads((tmp_path / "summary.json").read_text())
+    told = read_json(tmp_path / "summary.json")
     assert told == summary(found)
     assert told["most_certain"][0]["class"] == rows[0]["class"]
     assert told["correlation"] == found.correlation

@@ -206,6 +206,7 @@ def write_uncertainty(
 PER_CLASS = 8  # images on a sheet
 NAME_LENGTH = 48  # characters of a class name in a picture
 CERTAIN, UNCERTAIN = "#d7191c", "#7b3294"  # red and purple, as in the paper
+MULTIPLES = (1, 2, 3)  # of σ̄, at which circles are drawn
 
 
 def truncated_name(found: ClassUncertainty, c: int) -> str:
@@ -287,7 +288,8 @@ def make_map(found: ClassUncertainty, *, points: int) -> UncertaintyMap:
 
     Images and proxies are standardised separately; otherwise their different means would separate the two. σ̄ has no
     length on a t-SNE map, so one factor scales all radii: the radius at the median σ̄ is the median over classes of the
-    median distance of a class's images from their centre.
+    median distance of a class's images from their centre. It is smaller if the circles at 3σ̄ would then reach more
+    than half the way to the next proxy, again in the median: on maps of diffuse or many classes they would cover all.
     """
     rows = sample_per_class(found.images.labels, points=points, classes=max(1, points // 3), seed=0)
     labels = found.images.labels[rows]
@@ -297,8 +299,18 @@ def make_map(found: ClassUncertainty, *, points: int) -> UncertaintyMap:
     classes = torch.unique(labels)
     clusters = [images[labels.numpy() == c] for c in classes.tolist()]
     radii = [np.median(np.linalg.norm(cluster - np.median(cluster, axis=0), axis=1)) for cluster in clusters]
-    factor = float(np.median(radii)) / float(np.median(found.uncertainty[classes].numpy()))
+    radius = min(float(np.median(radii)), _half_way(proxies) / max(MULTIPLES))
+    factor = radius / float(np.median(found.uncertainty[classes].numpy()))
     return UncertaintyMap(images, labels, proxies, proxy_labels, found.uncertainty[proxy_labels].numpy() * factor)
+
+
+def _half_way(proxies: Floats) -> float:
+    """Half the distance of a proxy from the next one, in the median; infinite for a single proxy."""
+    if len(proxies) < 2:
+        return float("inf")
+    apart = np.linalg.norm(proxies[:, None] - proxies, axis=2)
+    np.fill_diagonal(apart, np.inf)
+    return float(np.median(apart.min(axis=1))) / 2
 
 
 def draw_map(found: ClassUncertainty, path: Path, *, points: int = 1500) -> Path:
@@ -310,15 +322,19 @@ def draw_map(found: ClassUncertainty, path: Path, *, points: int = 1500) -> Path
         figure, grid = panels(1, 1, side=7)
         axes = grid[0][0]
         colours = [PALETTE[c % len(PALETTE)] for c in drawn.labels.tolist()]
-        axes.scatter(*drawn.images.T, s=4, c=colours, linewidths=0)
+        axes.scatter(*drawn.images.T, s=5, c=colours, linewidths=0)
         for centre, label, radius in zip(drawn.proxies, drawn.proxy_labels.tolist(), drawn.radii, strict=True):
-            _circles(axes, centre, radius, PALETTE[label % len(PALETTE)], 0.4)
-        axes.scatter(*drawn.proxies.T, s=16, marker="*", c=STAR_COLOUR, linewidths=0)
-        for c, colour, word in ((order[0], CERTAIN, "most certain"), (order[-1], UNCERTAIN, "least certain")):
+            _circles(axes, centre, radius, PALETTE[label % len(PALETTE)], 0.6)
+        axes.scatter(*drawn.proxies.T, s=12, marker="*", c=STAR_COLOUR, linewidths=0)
+        extremes = ((order[0], CERTAIN, "-", "most certain"), (order[-1], UNCERTAIN, "--", "least certain"))
+        for c, colour, dashes, word in extremes:
             of_class = drawn.proxy_labels.numpy() == c
             for centre, radius in zip(drawn.proxies[of_class], drawn.radii[of_class], strict=True):
-                _circles(axes, centre, radius, colour, 1.6)
-            axes.plot([], [], color=colour, linewidth=1.6, label=f"{word}: {truncated_name(found, c)}")
+                _circles(axes, centre, radius, colour, 2.0, dashes)
+            own = drawn.images[drawn.labels.numpy() == c]
+            axes.scatter(*own.T, s=26, facecolors="none", edgecolors=colour, linewidths=1.2)
+            label = f"{word}: {truncated_name(found, c)} (its images are ringed)"
+            axes.plot([], [], dashes, color=colour, linewidth=2.0, label=label)
         low = np.minimum(drawn.images.min(0), (drawn.proxies - 3 * drawn.radii[:, None]).min(0))
         high = np.maximum(drawn.images.max(0), (drawn.proxies + 3 * drawn.radii[:, None]).max(0))
         low, high = low - 0.01 * (high - low), high + 0.01 * (high - low)  # room for the dots at the border
@@ -327,16 +343,21 @@ def draw_map(found: ClassUncertainty, path: Path, *, points: int = 1500) -> Path
         width, height = high - low
         figure.set_figheight(figure.get_figwidth() * min(height / width, 2) + 0.9)  # inches; 0.9: heading and legend
         heading = (
-            "t-SNE of training images (dots, by class) and proxies (stars), standardised separately;\n"
-            "circles at σ̄, 2σ̄, 3σ̄, scaled so that the median σ̄ is the radius of the median class"
+            f"t-SNE of training images (dots) and proxies (stars) of {len(shown)} classes, standardised separately;\n"
+            "circles at σ̄, 2σ̄, 3σ̄: compare them with each other, not with distances"
         )
         figure.suptitle(heading, fontsize=8, color=INK)
-        figure.legend(loc="outside lower left", fontsize=8)
+        figure.legend(loc="outside lower left", fontsize=8, handlelength=4)
     return save_figure(figure, path)
 
 
-def _circles(axes: Any, centre: Floats, radius: float, colour: str, width: float) -> None:
+def _circles(axes: Any, centre: Floats, radius: float, colour: str, width: float, dashes: str = "-") -> None:
+    """Circles at 1, 2 and 3 radii: the inner one tinted, the outer ones thinner."""
+    from matplotlib.colors import to_rgba
     from matplotlib.patches import Circle
 
-    for times in (1, 2, 3):
-        axes.add_patch(Circle(tuple(centre), times * radius, fill=False, edgecolor=colour, linewidth=width))
+    for times in MULTIPLES:
+        inner = times == MULTIPLES[0]
+        style = {"linewidth": width if inner else width / 2, "linestyle": dashes}
+        face = to_rgba(colour, 0.18) if inner else "none"
+        axes.add_patch(Circle(tuple(centre), times * radius, facecolor=face, edgecolor=colour, **style))
