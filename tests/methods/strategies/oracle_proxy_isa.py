@@ -25,9 +25,10 @@ Readings
  9. Table 3: the penalty replaces σ in Eq. 16, so ω⁺ is 1 + penalty in the informative range and the penalty outside it;
     1/E_n is 1/max(1, E_n) as in Eq. 16. "1 (no penalty)" is ω = 1 everywhere, in the range too: that column's scores
     are Proxy-Anchor's. `inside="one"` has 1 in the range instead of 1 + penalty.
-10. Proxy-NCA (Fig. 11b) is not written out: "apply the adaptive weighting scores directly". Here they multiply the
-    squared distances of unit vectors in the exponents, as they multiply α(δ ∓ S) in Eq. 12, and the loss is the mean
-    over samples of −log(e^{−ω⁺d²(x, p_y)} / Σ_{c≠y} e^{−ω⁻d²(x, p_c)}); no averages ω̄, since there are no two sums.
+10. Proxy-NCA (Fig. 11b) is not written out: "apply the adaptive weighting scores directly". Here they multiply
+    the similarities in the exponents −d² = 2S − 2 of unit vectors, and the loss is the mean over samples of
+    −log(e^{2ω⁺S(x, p_y)} / Σ_{c≠y} e^{2ω⁻S(x, p_c)}); no averages ω̄, since there are no two sums. On −d², which is
+    never positive, a small weight would lift an easy negative above the hard ones.
 11. Proposition 1: P(δ) takes part in the entropy (Eq. 19 holds only so); its own payoff is 0. Maximising freely over
     the simplex of the samples and that one more outcome gives P(δ) of Eq. 7.
 """
@@ -101,11 +102,11 @@ def loss(S, y, w_plus, w_minus, *, alpha, delta, alone=1.0):
 
 
 def nca_loss(S, y, w_plus, w_minus, *, scale=1.0):
-    """Proxy-NCA with the same weights (reading 10), d² = 2 − 2S; `scale` multiplies every d²."""
+    """Proxy-NCA with the same weights (reading 10) on S, where −d² = 2S − 2; `scale` multiplies every d²."""
     terms = []
     for i in range(len(S)):
-        own = -scale * w_plus[i][y[i]] * (2 - 2 * S[i][y[i]])
-        others = [-scale * w_minus[i][c] * (2 - 2 * S[i][c]) for c in range(len(S[i])) if c != y[i]]
+        own = scale * (2 * w_plus[i][y[i]] * S[i][y[i]] - 2)
+        others = [scale * (2 * w_minus[i][c] * S[i][c] - 2) for c in range(len(S[i])) if c != y[i]]
         terms.append(log_sum(others) - own)
     return mean(terms)
 
