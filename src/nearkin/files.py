@@ -149,10 +149,15 @@ def _is_running(pid: int) -> bool:
     return True
 
 
+def write_text(path: Path, text: str) -> None:
+    """Write a text as UTF-8, atomically."""
+    with atomic_file(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
 def write_json(path: Path, content: Json) -> None:
     """Write a record with its digest as JSON, atomically."""
-    with atomic_file(path) as temporary:
-        temporary.write_text(json.dumps(seal(content), indent=2) + "\n", encoding="utf-8")
+    write_text(path, json.dumps(seal(content), indent=2) + "\n")
 
 
 def read_json(path: Path, *, needs: Needs = NOTHING_NEEDED) -> Json:

@@ -1,7 +1,10 @@
 """The command line: one module per group of commands. An error is one sentence and exit code 2."""
 
 import difflib
+import os
 import sys
+from contextlib import suppress
+from io import TextIOWrapper
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -45,13 +48,20 @@ def options(
 
 def main() -> None:
     """Run the command line; wrong input is one sentence on standard error and exit code 2."""
+    _print_any_text()
     try:
         code = app(sys.argv[1:] or ["--help"], standalone_mode=False)
         print_left_out()
+        sys.stdout.flush()
     except NearkinError as error:
         _fail(str(error))
+    except BrokenPipeError:  # the reader of the output, such as head, has seen enough
+        _drop_output()
+        sys.exit(1)  # as typer does
     except OSError as error:
-        _fail(f"{error.strerror or error}: {error.filename or 'a file'}; choose another path.")
+        _drop_output()
+        what = f"{error.strerror or error}: {error.filename}" if error.filename else f"Cannot write ({error.strerror})"
+        _fail(f"{what}; choose another path, or make room.")
     except ClickException as error:
         _fail(_flag_hint(error) or " ".join(error.format_message().split()))
     except StoppedError as stopped:
@@ -62,6 +72,20 @@ def main() -> None:
     if code == INTERRUPTED:
         print("nearkin: Stopped. Run the same command again to continue.", file=sys.stderr)
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _print_any_text() -> None:
+    """Show signs that the terminal's encoding lacks by their codes, as in the locale C, instead of failing."""
+    for stream in (sys.stdout, sys.stderr):
+        lenient = stream.encoding.lower() == "utf-8" and stream.errors == "surrogateescape"
+        if isinstance(stream, TextIOWrapper) and not lenient:
+            stream.reconfigure(errors="backslashreplace")
+
+
+def _drop_output() -> None:
+    """Let Python write the rest of the output nowhere when it ends."""
+    with suppress(OSError), open(os.devnull, "wb") as nowhere:
+        os.dup2(nowhere.fileno(), sys.stdout.fileno())
 
 
 def _flag_hint(error: Any) -> str:

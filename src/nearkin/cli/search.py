@@ -16,6 +16,7 @@ from nearkin.cli.options import (
     progress_reporter,
 )
 from nearkin.errors import NearkinError, above_zero
+from nearkin.files import write_text
 
 app = typer.Typer()
 
@@ -157,7 +158,7 @@ def search(
     reporter.leave_out(image.left_out for image in bad)
     title = f"Search in {without_password(index)}"
     if html is not None:
-        html.write_text(search_page(answers, title=title, note=threshold_words(threshold)), encoding="utf-8")
+        write_text(html, search_page(answers, title=title, note=threshold_words(threshold)))
     if as_json or form == "json":
         print(json.dumps(as_records(answers, bad, threshold), indent=2))
         return

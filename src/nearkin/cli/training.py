@@ -213,7 +213,7 @@ def data(
     """Describe a data set: counts, splits, unreadable images, and a contact sheet."""
     from nearkin.data.datasets import DATASETS, PartCounts, describe, load_dataset
     from nearkin.data.pixels.open import find_unreadable
-    from nearkin.report.picture_sheets import class_sheet
+    from nearkin.report.picture_sheets import class_sheet, save_sheet
 
     console = Console()
     if name is None:
@@ -235,7 +235,7 @@ def data(
         broken = find_unreadable(dataset, reporter.leave_out, progress=progress)
     for sentence in (*dataset.notes, *broken):
         console.print(sentence, highlight=False, markup=False, soft_wrap=True)
-    class_sheet(dataset.train, title=f"{name}: training classes").save(out)
+    save_sheet(class_sheet(dataset.train, title=f"{name}: training classes"), out)
     print(f"Contact sheet: {out}")
 
 

