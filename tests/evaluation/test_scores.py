@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from evaluation import naive
@@ -68,6 +69,19 @@ def test_both_ways_of_counting_agree_with_the_oracle(few: int, monkeypatch: pyte
     for metrics in (("R@1",), ("P@5", "nDCG@4"), ("P@R", "MAP@R"), naive.METRICS):
         ours = evaluate(x, y, metrics=metrics, per_query=True, space="inner")
         assert_same(ours, {name: expected[name] for name in metrics})
+
+
+def test_the_top_of_a_row_holds_its_highest_scores() -> None:
+    """In a row folded once, often or not at all, of any length, with ties and removed items."""
+    rng = np.random.default_rng(0)
+    for length, count in ((5, 5), (63, 4), (64, 4), (1000, 3), (1001, 60), (4099, 1)):
+        row = np.round(rng.standard_normal(length).astype(np.float32), 1)
+        row[rng.integers(length, size=length // 3)] = -np.inf
+        top = ranks_module._top(row, count)
+        assert len(top) >= count
+        assert top.tolist() == sorted(row.tolist())[length - len(top) :]
+        below = row[row < top[0]]
+        assert len(top) + len(below) == length or length < 16 * count
 
 
 @pytest.mark.parametrize("metrics", [("R@1",), ("P@R", "MAP@R"), naive.METRICS])

@@ -43,6 +43,7 @@ class RetrievalMetric(NamedTuple):
     def values(self, ranks: Ranks) -> Tensor:
         """Percent per query [B], float64; NaN where a query has no relevant item."""
         k = ranks.relevant if self.k is None else torch.full_like(ranks.relevant, self.k)
+        ranks = ranks._replace(rank=ranks.rank[:, : self.k])  # the j-th item has at least rank j
         return torch.where(ranks.relevant > 0, 100 * self.function(ranks, k), torch.nan)
 
 

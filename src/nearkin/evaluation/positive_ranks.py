@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from nearkin.evaluation.labels import LabelSets
@@ -25,8 +26,11 @@ from nearkin.space import Space
 BEYOND = 2**40
 """Added to the rank of an item below the requested depth: larger than any gallery."""
 
-FEW = 8
-"""Up to this many relevant items, counting for each one is cheaper on a CPU than finding the top of the row first."""
+FEW = 4
+"""Up to this many further relevant items, counting for each is cheaper on a CPU than finding the top of the row."""
+
+FOLDS = 64
+"""A row is folded into at most this many layers to find a low bound of its top."""
 
 
 class Sides(NamedTuple):
@@ -249,7 +253,10 @@ def _take_relevant(block: Tensor, gallery: _Gallery, part: slice) -> Tensor:
     relevant = counts & (columns != gallery.self_column[part, None])
     scores = torch.where(relevant, block.gather(1, columns), -torch.inf)
     block.scatter_(1, columns, -torch.inf)
-    return scores.sort(dim=1, descending=True).values
+    if scores.is_cuda:
+        return scores.sort(dim=1, descending=True).values
+    scores.numpy().sort(axis=1)  # an order of magnitude faster than torch's
+    return scores.flip(1)
 
 
 def _above_on_gpu(block: Tensor, scores: Tensor, deepest: int) -> Tensor:
@@ -264,13 +271,29 @@ def _above(block: Tensor, scores: Tensor, bound: Tensor) -> Tensor:
     rows = zip(block.numpy(), scores.numpy(), bound.tolist(), above.numpy(), strict=True)
     for row, wanted, last, result in rows:
         wanted = wanted[wanted > -np.inf][:last]
-        if len(wanted) > FEW:
-            top = np.partition(row, -last)[-last:]
-            top.sort()
-            result[: len(wanted)] = last - np.searchsorted(top, wanted)
-            continue
         for place, score in enumerate(wanted):
+            if place == 1 and len(wanted) > 1 + FEW:
+                top = _top(row, last)
+                result[1 : len(wanted)] = len(top) - np.searchsorted(top, wanted[1:])
+                break
             result[place] = np.count_nonzero(row >= score)
             if result[place] + place >= last:  # it is below the bound, and so are the rest
                 break
     return above
+
+
+def _top(row: NDArray[Any], count: int) -> NDArray[Any]:
+    """The `count` highest scores of a row in ascending order, and perhaps some more.
+
+    A long row is folded into layers. The count-th highest of the maxima across them is at most that of the row, and
+    only what reaches it is sorted. That takes two passes over the row, and a partition many.
+    """
+    layers = min(FOLDS, len(row) // (8 * count))
+    if layers < 2:
+        top = np.partition(row, -count)[-count:]
+    else:
+        width = len(row) // layers
+        highest = row[: layers * width].reshape(layers, width).max(axis=0)
+        top = row[row >= np.partition(highest, -count)[-count]]
+    top.sort()
+    return top
