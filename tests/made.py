@@ -17,7 +17,7 @@ from nearkin.training.run_folder import RunFolder
 
 def make_run(folder: Path, *, names: tuple[str, ...] = (), seed: int = 0, **settings: Any) -> Path:
     """Write a run folder with random weights."""
-    plan = make_plan({"dim": 8, "device": "cpu", **settings}, backbone_settings("conv4"))
+    plan = make_plan({"dim": 8, "device": "cpu", "stored": 2.0, **settings}, backbone_settings("conv4"))
     torch.manual_seed(seed)
     embedder = build_embedder(plan, "cosine")
     run = RunFolder(folder)

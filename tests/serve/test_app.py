@@ -71,7 +71,7 @@ def test_search_by_upload_matches_its_file(client, index, model, pictures, shown
     assert answer.json()["query"] is None
 
 
-def test_an_upload_is_decoded_resized_and_cropped_once(client, pictures, monkeypatch):
+def test_an_upload_is_decoded_and_cropped_once_and_resized_twice(client, pictures, monkeypatch):
     calls = Counter()
 
     def count(owner, name):
@@ -91,7 +91,7 @@ def test_an_upload_is_decoded_resized_and_cropped_once(client, pictures, monkeyp
         image.save(photograph, "PNG")
     calls.clear()
     assert client.post("/api/search", content=photograph.getvalue()).status_code == 200
-    assert calls == {"_getdecoder": 1, "interpolate": 1, "central": 1}
+    assert calls == {"_getdecoder": 1, "interpolate": 2, "central": 1}  # to the stored size, and to that of the view
 
 
 def test_batched_queries_match_single_ones(index, model, pictures):

@@ -24,7 +24,7 @@ from nearkin.training.run_folder import RunFolder
 onnxruntime = pytest.importorskip("onnxruntime")
 onnx = pytest.importorskip("onnx")
 
-SMALL = {"conv4": {"pool": "avg"}, "lite0": {"size": 96}}
+SMALL = {"conv4": {"pool": "avg"}, "lite0": {"size": 96, "stored": 2.0}}
 
 
 def run_of(folder, backbone, *, space="cosine", **settings):
@@ -80,8 +80,10 @@ def by_description(path, about):
     size, short = about["size"], about["short_side"]
     with Image.open(path) as file:
         image = file.convert("RGB")
-    scale = short / min(image.size)
-    image = image.resize((int(image.width * scale), int(image.height * scale)), Image.Resampling.BILINEAR)
+    for side in (about["stored_side"] or short, short):
+        if side == short or min(image.size) > side:
+            scale = side / min(image.size)
+            image = image.resize((int(image.width * scale), int(image.height * scale)), Image.Resampling.BILINEAR)
     left, top = round((image.width - size) / 2), round((image.height - size) / 2)
     pixels = np.asarray(image.crop((left, top, left + size, top + size)), np.float64)
     if about["channel_order"] == "grey":

@@ -171,12 +171,17 @@ class Trunk(nn.Module):
         return y if self.channels_first else y.permute(0, 3, 1, 2)
 
 
+def backbone_row(name: str) -> Backbone:
+    """Return the row of a backbone; timm's models get one from timm's own description."""
+    return BACKBONES[name] if name in BACKBONES else _timm_row(name)
+
+
 def build_trunk(name: str, *, weights: str | Path | None = "default", size: int | None = None) -> Trunk:
     """Build the backbone of that name, from the table or from timm, for images of `size` pixels (None: its default).
 
     Weights are "default" (those the table names), "none" (random), or the path of a .safetensors or .pth file.
     """
-    row = BACKBONES[name] if name in BACKBONES else _timm_row(name)
+    row = backbone_row(name)
     size = row.size if size is None else size
     net = row.build(size, weights == "default")
     if weights is not None and weights not in ("default", "none"):

@@ -50,7 +50,8 @@ def read_chunk(model: Model, images: Sequence[ImageFile]) -> Chunk:
     paths = [Path(image.path) for image in images]
     channels, device = model.embedder.trunk.channels, model.device
     stamps = map_in_threads(make_stamp, [image.path for image in images])  # before the files are decoded
-    store, bad = open_files(paths, short_side=model.short_side, channels=channels, device=device, location="device")
+    how = model.storage._asdict()
+    store, bad = open_files(paths, **how, channels=channels, device=device, location="device")
     unusable = {image.row for image in bad}
     good = [row for row in range(len(images)) if row not in unusable]
     return Chunk([images[row] for row in good], [stamps[row] for row in good], store, bad)

@@ -120,7 +120,9 @@ def _vectors(index: Index, queries: Sequence[Query], model: Model | None) -> lis
     pictures = [query.pixels for query in queries if query.pixels is not None]
     if pictures and model is None:
         raise NearkinError("A search by picture needs the model of the index.")
-    embedded = iter(model.embed(pictures).float().cpu().numpy() if pictures and model is not None else ())
+    embedded = iter(
+        model.embed(pictures, near_enough=False).float().cpu().numpy() if pictures and model is not None else ()
+    )
     vectors: list[Floats | NearkinError] = []
     for query in queries:
         if query.vector is not None:

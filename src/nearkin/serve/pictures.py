@@ -12,7 +12,7 @@ from pathlib import Path
 from PIL import Image
 from torch import Tensor
 
-from nearkin.data.pixels.decode import FORMATS, BadImage, BoundedFile, TooManyParts, decode, decode_file
+from nearkin.data.pixels.decode import FORMATS, BadImage, BoundedFile, Storage, TooManyParts, decode, decode_file
 from nearkin.serve.guard import Refused
 
 SCANS = 100
@@ -25,10 +25,10 @@ THUMBNAILS = (64, 256, 768)
 """Short sides of thumbnails."""
 
 
-def decode_upload(data: bytes, *, short_side: int, channels: int, limit: int) -> Tensor:
+def decode_upload(data: bytes, *, storage: Storage, channels: int, limit: int) -> Tensor:
     """Decode an uploaded picture as a file would be: uint8 [channels, h, w]. Call `check_upload` first."""
     try:
-        return decode(data, Path("picture"), short_side=short_side, channels=channels, limit=limit)
+        return decode(data, Path("picture"), **storage._asdict(), channels=channels, limit=limit)
     except BadImage as error:
         raise Refused(400, f"This picture cannot be used: {error.reason}.") from None
 

@@ -150,7 +150,7 @@ class Service:
         decode = partial(
             decode_upload,
             data,
-            short_side=self.model.short_side,
+            storage=self.model.storage,
             channels=self.model.embedder.trunk.channels,
             limit=limit,
         )

@@ -70,19 +70,25 @@ def describe(model: Model) -> Json:
     """Describe input, preprocessing and output, so that they can be rebuilt elsewhere."""
     known = model.preprocessing()
     size, short, channels, bgr = known["size"], known["short"], known["channels"], known["bgr"]
+    stored, how = known["stored"], "the long side in proportion and rounded down, bilinear with antialiasing"
     return {
         "nearkin": VERSION,
         "input": {"name": INPUT, "type": "float32", "shape": ["batch", channels, size, size]},
         "preprocessing": [
             "rotate the image as its orientation tag says; put transparent pixels on white",
             "if one side is more than twice the other, crop it at both ends to twice",
-            f"resize to a short side of {short}, the long side in proportion and rounded down: "
-            "bilinear with antialiasing, in 8 bits",
+            *(
+                [f"if the short side is longer than {stored}, resize it to {stored}: {how}, in 8 bits"]
+                if stored
+                else []
+            ),
+            f"resize to a short side of {short}: {how}, in 8 bits",
             "grey = 0.299 R + 0.587 G + 0.114 B" if channels == 1 else "RGB",
             f"crop the central {size} × {size}; odd margins are halved to the nearest even number",
             "(pixel / 255 - mean) / std, channel by channel" + (", then BGR" if bgr else ""),
         ],
         "size": size,
+        "stored_side": stored or None,
         "short_side": short,
         "resize": "bilinear, antialiased",
         "crop": "centre",
@@ -106,9 +112,8 @@ def photographs() -> Tensor:
 
 def network_inputs(model: Model, images: Sequence[Path] | Tensor) -> Tensor:
     """Return the network inputs of images, [N, channels, size, size]."""
-    store = open_inputs(
-        images, short_side=model.short_side, channels=model.embedder.trunk.channels, device=model.device
-    )
+    channels = model.embedder.trunk.channels
+    store = open_inputs(images, **model.storage._asdict(), channels=channels, device=model.device)
     return model.view(store[torch.arange(len(store))])
 
 

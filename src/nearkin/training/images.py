@@ -1,19 +1,23 @@
 """The images of a run: which ones train, and how they are opened, embedded and measured."""
 
+import dataclasses
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from nearkin.console import Reporter
 from nearkin.data.datasets import load_dataset
 from nearkin.data.images import Dataset, Images
-from nearkin.data.pixels.decode import BadImage
-from nearkin.data.pixels.open import describe_left_out, open_store
+from nearkin.data.pixels.decode import BadImage, Storage
+from nearkin.data.pixels.open import GIB, describe_left_out, estimated_bytes, free_memory, open_store
 from nearkin.data.pixels.stores import Store
+from nearkin.data.pixels.views import short_side_for
 from nearkin.data.splits import held_out, sample_fraction
 from nearkin.evaluation import Scores, evaluate_under, protocol_of
 from nearkin.files import cache_dir
+from nearkin.networks.backbones import backbone_row
 from nearkin.training.model import Model
 from nearkin.training.plan import Plan
 
@@ -70,12 +74,34 @@ def training_images(plan: Plan, data: Dataset) -> tuple[Images, Images | None]:
     return held_out(train, fraction=plan.held_out, fold=(plan.fold - 1, plan.folds) if plan.folds else None)
 
 
+STORED = 2.0
+"""The largest short side at which images are kept, as a multiple of the network's size, if memory allows."""
+
+
+def with_storage(plan: Plan, data: Dataset, *, reporter: Reporter) -> Plan:
+    """Return the plan with the setting `stored` filled in: as large as images are of use, if memory allows."""
+    if plan.stored:
+        return plan
+    row = backbone_row(plan.backbone)
+    size = plan.size or row.size
+    largest = Storage(round(STORED * size), enlarge=False)
+    parts = (data.train, data.test)
+    wanted = sum(estimated_bytes(part, storage=largest, channels=row.channels) for part in parts)
+    if wanted <= max(free_memory(torch.device(plan.device)), free_memory(torch.device("cpu"))):
+        return dataclasses.replace(plan, stored=STORED)
+    reporter.note(
+        f"Images at a short side of {largest.short_side} would take about {wanted / GIB:,.0f} GiB, more than there is: "
+        f"they are kept at {short_side_for(size)} (--stored {STORED:g} reads larger ones from their files every time)."
+    )
+    return dataclasses.replace(plan, stored=short_side_for(size) / size)
+
+
 def open_images(model: Model, images: Images, what: str, *, reporter: Reporter) -> OpenImages:
     """Open images at the size a model needs; report those that cannot be read. `what` is "training", "test", …"""
     with reporter.bar(f"reading {what} images") as progress:
         store, good, bad = open_store(
             images,
-            short_side=model.short_side,
+            **model.storage._asdict(),
             channels=model.embedder.trunk.channels,
             device=model.device,
             cache=cache_dir(),

@@ -21,7 +21,7 @@ from nearkin.files import LOCK, Json, read_json, write_lock
 from nearkin.methods.catalogue import method
 from nearkin.training.defaults import fit_plan
 from nearkin.training.folds import train_folds
-from nearkin.training.images import Embedded, open_images, plan_dataset, training_images
+from nearkin.training.images import Embedded, open_images, plan_dataset, training_images, with_storage
 from nearkin.training.loop import Network, Training
 from nearkin.training.model import Ensemble, Model, build_embedder, embedding_dim
 from nearkin.training.moved_data import find_data
@@ -94,6 +94,7 @@ def train_run(
     for sentence in data.notes:
         reporter.note(sentence)
     reporter.leave_out(data.left_out)
+    plan = plan if resume else with_storage(plan, data, reporter=reporter)
     train_one = partial(train_model, data=data, resume=resume, reporter=reporter, log=log, expected=expected)
     embedded = (
         train_folds(run, plan, train_one, reporter=reporter) if plan.folds and not plan.fold else train_one(run, plan)
@@ -124,9 +125,8 @@ def train_model(
     if expected:
         more["expected"] = expected
     if resume and run.checkpoint.exists():
-        more["resolved"] = read_json(run.config).get(
-            "resolved", {}
-        )  # how the model was built, perhaps by an older version
+        # How the model was built, perhaps by an older version.
+        more["resolved"] = read_json(run.config).get("resolved", {})
         training.restore()
     objective = training.method
     write_config(run, plan, method=str(objective.spec), space=objective.ranked_in, **more)

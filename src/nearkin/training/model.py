@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from nearkin.data.images import Progress
+from nearkin.data.pixels.decode import Storage
 from nearkin.data.pixels.open import ImageInputs, open_inputs
 from nearkin.data.pixels.stores import Store
 from nearkin.data.pixels.tiles import Pixels
@@ -99,6 +100,14 @@ def embed_store(
     return torch.cat(parts) if parts else torch.empty(0, embedder.dim, device=device)
 
 
+def storage_of(plan: Plan, size: int) -> Storage:
+    """Return how the images of a run are kept; its plan says so.
+
+    The first version, whose plans do not say it, brought all images to the short side of the test view.
+    """
+    return Storage(round(plan.stored * size), enlarge=False) if plan.stored else Storage(short_side_for(size))
+
+
 class Model:
     """A trained embedder with the preprocessing it was trained with: `embed` takes files or pixels."""
 
@@ -109,22 +118,24 @@ class Model:
         self.space = space or embedder.space  # for evaluation and search; during training the embedder's may differ
         self.size = plan.size or embedder.trunk.size
         self.short_side = short_side_for(self.size)
-        self.view: View = centre(self.size, embedder.trunk.normalise)
+        self.storage = storage_of(plan, self.size)
+        self.view: View = centre(self.size, embedder.trunk.normalise, short_side=self.short_side)
 
     @property
     def device(self) -> torch.device:
         """The device of the network."""
         return next(self.embedder.parameters()).device
 
-    def embed(self, images: ImageInputs, *, progress: Progress = None) -> Tensor:
+    def embed(self, images: ImageInputs, *, near_enough: bool = True, progress: Progress = None) -> Tensor:
         """Embed [N, D] image files, or uint8 pixels: a tensor [N, C, H, W], an array [N, H, W, C], or a list.
 
         A list may hold files, tensors [C, H, W], arrays [H, W, C] or Pillow images, of any size. Pixels are resized as
-        files are, unless they are close to the network's size already.
+        files are, unless they are close to the network's size already (not with `near_enough=False`).
         """
         channels = self.embedder.trunk.channels
+        how = self.storage._asdict()
         store = open_inputs(
-            images, short_side=self.short_side, channels=channels, device=self.device, progress=progress
+            images, **how, channels=channels, device=self.device, near_enough=near_enough, progress=progress
         )
         return self.embed_store(store)
 
@@ -144,6 +155,7 @@ class Model:
         return {
             "size": self.size,
             "short": self.short_side,
+            "stored": 0 if self.storage.enlarge else self.storage.short_side,
             "channels": trunk.channels,
             "mean": list(mean),
             "std": list(std),
@@ -174,7 +186,7 @@ def load(run: str | Path, *, device: str = "auto") -> Model:
     if "preprocessing" in about:  # of the training, even if the table of backbones has changed
         saved = about["preprocessing"]
         embedder.trunk.normalise = Normalise(tuple(saved["mean"]), tuple(saved["std"]), saved["bgr"])
-        plan = dataclasses.replace(plan, size=saved["size"])
+        plan = dataclasses.replace(plan, size=saved["size"], stored=saved.get("stored", 0) / saved["size"])
     return Model(embedder.to(target).eval(), plan, about["names"])
 
 

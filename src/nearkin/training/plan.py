@@ -55,6 +55,11 @@ class Plan:
         "evaluated by cosine (empty: that of the method).",
     )
     size: int = setting(0, "Side of the square network input, in pixels (0: that of the backbone).")
+    stored: float = setting(
+        0.0,
+        "Largest short side at which images are kept, as a multiple of size; smaller images keep their own (0: 2, or "
+        "1.14 if memory is short).",
+    )
     augment: str = setting(
         "resized_crop",
         "Augmentation: resized_crop, crop, affine, none; with options as in 'resized_crop(scale=(0.16, 1))'.",
@@ -154,6 +159,7 @@ RANGES: dict[str, tuple[float, float]] = {
     "lr": (TINY, 1e30),
     "decay": (TINY, 1),
     "momentum": (0, 1),
+    "stored": (0, 100),
     "drop_path": (0, 1 - 1e-9),
     "fraction": (TINY, 1),
     "held_out": (TINY, 1 - 1e-9),

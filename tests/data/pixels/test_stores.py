@@ -59,7 +59,7 @@ def test_batches_from_host_memory_reach_another_device(photos: Images) -> None:
     store, _, _ = open_store(photos, short_side=SHORT_SIDE, device="cpu", location="host")
     assert isinstance(store, MemoryStore)
     want = decode_images(photos)
-    fed = MemoryStore(store.packed, short_side=SHORT_SIDE, channels=3, device=torch.device("meta"))
+    fed = MemoryStore(store.packed, channels=3, device=torch.device("meta"))
     assert fed.loader is not None
     fed.loader.device = torch.device("cpu")
     check_pixels(fed[torch.tensor([5, 2])], [want[5], want[2]])

@@ -228,7 +228,10 @@ def test_copy_into_a_store_and_back(place, tmp_path):
 
 
 def test_images_are_indexed_in_a_store_as_in_a_folder(place, tmp_path):
-    run, pictures = make_run(tmp_path / "run"), tmp_path / "pictures"
+    run, pictures = (
+        make_run(tmp_path / "run", seed=7),
+        tmp_path / "pictures",
+    )  # of this network no two similarities are equal
     make_images(pictures)
     images = list_images([pictures])
     found = []

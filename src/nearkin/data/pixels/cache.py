@@ -56,9 +56,9 @@ def digest(data: bytes) -> bytes:
     return hashlib.blake2b(data, digest_size=DIGEST).digest()
 
 
-def packs_folder(cache: Path, *, short_side: int, channels: int) -> Path:
-    """Return the folder of the packs with this short side and number of channels."""
-    return cache / f"pixels-v{VERSION}" / f"{short_side}x{channels}"
+def packs_folder(cache: Path, *, short_side: int, channels: int, enlarge: bool = True) -> Path:
+    """Return the folder of the packs with this (largest) short side and number of channels."""
+    return cache / f"pixels-v{VERSION}" / f"{'' if enlarge else 'max-'}{short_side}x{channels}"
 
 
 class Pack:
@@ -156,6 +156,7 @@ class Files(NamedTuple):
     short_side: int
     channels: int
     progress: Progress
+    enlarge: bool = True  # images with a smaller short side
 
 
 def find_cached(files: Files, packs: Mapping[bytes, CachedImage]) -> list[CachedImage | None]:
@@ -177,7 +178,7 @@ def measure_all(files: Files, cached: Sequence[CachedImage | None]) -> tuple[Ten
 
     def look(row: int) -> tuple[int, int] | BadImage:
         try:
-            return measure(files.paths[row], short_side=files.short_side)
+            return measure(files.paths[row], short_side=files.short_side, enlarge=files.enlarge)
         except BadImage as error:
             return BadImage(error.path, error.reason, row=row)
 
@@ -235,7 +236,7 @@ def _decode(files: Files, row: int, target: Tensor, size: tuple[int, int]) -> En
     path = files.paths[row]
     try:
         data = read_bytes(path)
-        image = decode(data, path, short_side=files.short_side, channels=files.channels)
+        image = decode(data, path, short_side=files.short_side, channels=files.channels, enlarge=files.enlarge)
     except BadImage as error:
         return BadImage(path, error.reason, row=row)
     if tuple(image.shape[1:]) != size:

@@ -1,6 +1,7 @@
 """Decode image files to uint8 pixels of a given short side, or say what is wrong with a file.
 
-The short side becomes `short_side`, the long side follows (rounded down). An image longer than twice its short side is
+The short side becomes `short_side`, the long side follows (rounded down); without `enlarge` a smaller image keeps its
+size. An image longer than twice its short side is
 first cut at both ends. Resizing is bilinear with antialiasing. Orientation tags are applied, transparency is blended
 with white, palettes, CMYK and 16 bits per channel become 8-bit RGB, an animation gives its first frame; colour profiles
 are ignored. JPEG files are decoded by simplejpeg if it is installed, else by Pillow, with the same pixels. The content
@@ -15,7 +16,7 @@ import warnings
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -81,6 +82,13 @@ _TEXT = frozenset({7, 8, 9, 10, 12, 13, 27, *range(32, 256)}) - {127}
 _ORIENTATION = 0x0112  # the EXIF tag
 _SIDEWAYS = (5, 6, 7, 8)  # its values that swap height and width
 _LUMA = (19595, 38470, 7471)  # Rec. 601 in 1/65536
+
+
+class Storage(NamedTuple):
+    """How images are kept: at a short side of `short_side`, smaller ones enlarged to it or at their own size."""
+
+    short_side: int
+    enlarge: bool = True
 
 
 class BadImage(NearkinError):  # noqa: N818 (it is an image)
@@ -168,11 +176,12 @@ class BoundedFile(io.BytesIO):
         return super().read(size)
 
 
-def stored_size(height: int, width: int, short_side: int) -> tuple[int, int]:
-    """Return the height and width at which an image of this size is stored."""
+def stored_size(height: int, width: int, short_side: int, enlarge: bool = True) -> tuple[int, int]:
+    """Return the height and width at which an image of this size is stored; without `enlarge` at most its own."""
     side = min(height, width)
     height, width = min(height, 2 * side), min(width, 2 * side)
-    return height * short_side // side, width * short_side // side
+    wanted = short_side if enlarge else min(short_side, side)
+    return height * wanted // side, width * wanted // side
 
 
 def open_regular(path: Path) -> IO[bytes]:
@@ -221,7 +230,7 @@ def read_bytes(path: Path) -> bytes:
     return data
 
 
-def measure(path: Path, *, short_side: int, limit: int = PIXEL_LIMIT) -> tuple[int, int]:
+def measure(path: Path, *, short_side: int, enlarge: bool = True, limit: int = PIXEL_LIMIT) -> tuple[int, int]:
     """Return the size an image will be stored at, from its header alone."""
     try:
         with open_regular(path) as file, _open(file, path, limit) as image:
@@ -229,7 +238,8 @@ def measure(path: Path, *, short_side: int, limit: int = PIXEL_LIMIT) -> tuple[i
             sideways = _orientation(image, file) in _SIDEWAYS
     except OSError as error:
         raise _unreadable(path, error) from None
-    return stored_size(width, height, short_side) if sideways else stored_size(height, width, short_side)
+    shape = (width, height) if sideways else (height, width)
+    return stored_size(*shape, short_side, enlarge=enlarge)
 
 
 def all_small_grey(paths: Iterable[Path]) -> bool:

@@ -5,7 +5,7 @@ Images are kept in the device's memory if they fit, else in the host's memory, e
 
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -29,9 +29,11 @@ from nearkin.data.pixels.cache import (
 )
 from nearkin.data.pixels.decode import (
     BadImage,
+    Storage,
     as_channels,
     decode_file,
     describe_misnamed,
+    measure,
     none_usable,
     pillow_pixels,
     resize,
@@ -81,6 +83,7 @@ def open_store(
     images: Images,
     *,
     short_side: int,
+    enlarge: bool = True,
     device: torch.device | str,
     channels: int = 3,
     cache: Path | None = None,
@@ -89,19 +92,20 @@ def open_store(
 ) -> tuple[Store, Images, list[BadImage]]:
     """Open images at a short side: return the store, the images in it, and those that cannot be used.
 
-    Rows of the store are rows of the images returned. Pixels in memory keep their size if it suits `short_side`.
-    `cache` is the folder for decoded images. `progress` counts twice: looking at the files, then decoding them.
+    Rows of the store are rows of the images returned. Without `enlarge` images with a smaller short side keep their
+    size, with it only pixels in memory that suit `short_side`. `cache` is the folder for decoded images. `progress`
+    counts twice: looking at the files, then decoding them.
     """
     device = torch.device(device)
     if isinstance(images.sources, Tensor):
         if not len(images):
             raise NearkinError("There are no images to open.")
-        packed = pack_tensor(images.sources, short_side=short_side, channels=channels)
+        packed = pack_tensor(images.sources, short_side=short_side, channels=channels, enlarge=enlarge)
         chosen = _choose_location(packed.tiles.numel(), device, location, streamable=False)
         packed = packed.to(device) if chosen == "device" else packed
-        return MemoryStore(packed, short_side=short_side, channels=channels, device=device), images, []
+        return MemoryStore(packed, channels=channels, device=device, near_enough=True), images, []
     kept = _KEPT.get()
-    key = (short_side, str(device), channels, location, tuple(images.sources))
+    key = (short_side, enlarge, str(device), channels, location, tuple(images.sources))
     if kept is not None and key in kept.stores:
         store, bad = kept.stores.pop(key)
     else:
@@ -110,6 +114,7 @@ def open_store(
         opened, bad = open_files(
             images.sources,
             short_side=short_side,
+            enlarge=enlarge,
             device=device,
             channels=channels,
             cache=cache,
@@ -128,6 +133,7 @@ def open_files(
     paths: Sequence[Path],
     *,
     short_side: int,
+    enlarge: bool = True,
     device: torch.device,
     channels: int = 3,
     cache: Path | None = None,
@@ -137,8 +143,9 @@ def open_files(
     """Open image files: return the store, None if no image can be used, and the images left out of it."""
     if not paths:
         raise NearkinError("There are no images to open.")
-    files = Files(paths, short_side, channels, progress)
-    folder = None if cache is None else packs_folder(cache, short_side=short_side, channels=channels)
+    files = Files(paths, short_side, channels, progress, enlarge)
+    how: dict[str, Any] = {"short_side": short_side, "channels": channels, "enlarge": enlarge}
+    folder = None if cache is None else packs_folder(cache, **how)
     for _ in range(3):
         try:
             return _open_files(files, device, folder, location)
@@ -154,10 +161,11 @@ def _open_files(
     cached = find_cached(files, packs)
     size, bad = measure_all(files, cached)
     chosen = _choose_location(TILE * int(1 + tile_counts(size, files.channels).sum()), device, location)
-    how: dict[str, Any] = {"short_side": files.short_side, "channels": files.channels, "device": device}
+    how: dict[str, Any] = {"channels": files.channels, "device": device}
     if chosen == "stream":
         good = _good_rows(size, bad)
         paths = [files.paths[row] for row in good.tolist()]
+        how |= {"short_side": files.short_side, "enlarge": files.enlarge}
         return StreamStore(paths, size[good], **how) if paths else None, bad
     memory = device if chosen == "device" else torch.device("cpu")
     with nullcontext() if folder is None or all(cached) else write_pack(folder) as writer:
@@ -174,30 +182,41 @@ def _good_rows(size: Tensor, bad: list[BadImage]) -> Tensor:
 
 
 def open_inputs(
-    images: ImageInputs, *, short_side: int, channels: int, device: torch.device, progress: Progress = None
+    images: ImageInputs,
+    *,
+    short_side: int,
+    enlarge: bool = True,
+    channels: int,
+    device: torch.device,
+    near_enough: bool = True,
+    progress: Progress = None,
 ) -> Store:
-    """Open files or pixels in any of the usual forms; an image that cannot be used is an error."""
+    """Open files or pixels in any of the usual forms; an image that cannot be used is an error.
+
+    Pixels close to the network's size are shown as they are; without `near_enough` they are resized as files are.
+    """
     if isinstance(images, str | Path | Image.Image) or not hasattr(images, "__len__"):
         raise NearkinError("Pass several images: a list of files or of pixels, a tensor or an array.")
     if not len(images):
         raise NearkinError("There is nothing to embed: the list of images is empty.")
+    how: dict[str, Any] = {"short_side": short_side, "channels": channels, "enlarge": enlarge}
     if isinstance(images, Tensor | np.ndarray):
         if images.ndim not in (3, 4) or (isinstance(images, Tensor) and images.ndim != 4):
             shape = list(images.shape)
             raise NearkinError(f"Pixels are a tensor [N, C, H, W] or an array [N, H, W, C] or [N, H, W], not {shape}.")
         tensor = images if isinstance(images, Tensor) else _channels_first(images)
-        packed = pack_tensor(tensor, short_side=short_side, channels=channels)
+        packed = pack_tensor(tensor, **how)
     elif paths := [Path(image) for image in images if isinstance(image, str | Path)]:
         if len(paths) < len(images):
             raise NearkinError("A list holds files or pixels, not both: embed them one after the other.")
-        store, bad = open_files(paths, short_side=short_side, channels=channels, device=device, progress=progress)
+        store, bad = open_files(paths, **how, device=device, progress=progress)
         if store is None or bad:
             raise NearkinError(f"{len(bad)} of {len(paths)} images cannot be embedded, the first: {bad[0]}")
         return store
     else:
         singles = [_single(image)[None] for image in images]
-        packed = concatenate([pack_tensor(one, short_side=short_side, channels=channels) for one in singles], channels)
-    return MemoryStore(packed.to(device), short_side=short_side, channels=channels, device=device)
+        packed = concatenate([pack_tensor(one, **how) for one in singles], channels)
+    return MemoryStore(packed.to(device), channels=channels, device=device, near_enough=near_enough)
 
 
 def _channels_first(array: NDArray[Any]) -> Tensor:
@@ -219,19 +238,23 @@ def _single(image: Any) -> Tensor:
     return _channels_first(pixels[None])[0]
 
 
-def pack_tensor(pixels: Tensor, *, short_side: int, channels: int) -> Packed:
-    """Pack images uint8 [N, C, H, W] as tiles, resized unless the crops meant by `short_side` fit as they are."""
+def pack_tensor(pixels: Tensor, *, short_side: int, channels: int, enlarge: bool = True) -> Packed:
+    """Pack images uint8 [N, C, H, W] as tiles, resized to `short_side`.
+
+    They keep their size if they are smaller, or with `enlarge` if the crops meant by `short_side` fit as they are.
+    """
     if pixels.dtype != torch.uint8 or pixels.ndim != 4:
         raise NearkinError(f"Pixels in memory are uint8 [N, C, H, W], not {pixels.dtype} {list(pixels.shape)}.")
     height, width = pixels.shape[2:]
-    fits = min(height, width) <= short_side <= short_side_for(min(height, width))
-    shape = (height, width) if fits else stored_size(height, width, short_side)
+    fits = min(height, width) <= short_side <= short_side_for(min(height, width)) if enlarge else False
+    shape = (height, width) if fits else stored_size(height, width, short_side, enlarge=enlarge)
+    side = min(shape)
     size = torch.tensor([shape]).repeat(len(pixels), 1)
     tiles = torch.zeros(int(1 + tile_counts(size, channels).sum()), TILE, dtype=torch.uint8)
     image_tiles = tiles[1:].view(len(pixels), -1, TILE)
     for start in range(0, len(pixels), _CHUNK):
         chunk = pixels[start : start + _CHUNK].cpu()
-        chunk = as_channels(chunk if fits else resize(chunk, short_side), channels)
+        chunk = as_channels(chunk if fits else resize(chunk, side), channels)
         write_tiles(chunk.flatten(0, 1), image_tiles[start : start + _CHUNK])
     return Packed(tiles, first_tiles(size, channels), size)
 
@@ -294,6 +317,24 @@ def _host_memory() -> int:
     if not known and hasattr(os, "sysconf"):
         known.append(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2)
     return min(known, default=4 * GIB)
+
+
+SAMPLE = 64
+"""Images whose size is looked at to estimate that of all."""
+
+
+def estimated_bytes(images: Images, *, storage: Storage, channels: int) -> int:
+    """Estimate the memory that images take, from the headers of a few of them."""
+    if isinstance(images.sources, Tensor):
+        height, width = images.sources.shape[2:]
+        sizes = [stored_size(height, width, *storage)]
+    else:
+        sizes = []
+        for path in images.sources[:: max(1, len(images) // SAMPLE)]:
+            with suppress(BadImage):
+                sizes.append(measure(path, **storage._asdict()))
+    counts = tile_counts(torch.tensor(sizes, dtype=torch.int64).view(-1, 2), channels)
+    return int(counts.double().mean() * TILE * len(images)) if sizes else 0
 
 
 def _choose_location(

@@ -15,19 +15,32 @@ from torch import Tensor
 
 from nearkin.data.pixels.decode import BadImage, decode_file
 from nearkin.data.pixels.threads import Workers, cores, start_workers
-from nearkin.data.pixels.tiles import TILE, Packed, Pixels, canvas_for, first_tiles, tile_counts, unpack, write_tiles
+from nearkin.data.pixels.tiles import (
+    TILE,
+    Canvas,
+    Packed,
+    Pixels,
+    Sides,
+    canvas_for,
+    first_tiles,
+    sides_of,
+    tile_counts,
+    unpack,
+    write_tiles,
+)
 
 
 class MemoryStore:
     """Images that are all in memory. A batch is one gather if that is the device's memory."""
 
-    def __init__(self, packed: Packed, *, short_side: int, channels: int, device: torch.device) -> None:
-        self.packed, self.short_side, self.device = packed, short_side, device
-        self.canvas = canvas_for(packed.size.cpu(), channels)
+    def __init__(self, packed: Packed, *, channels: int, device: torch.device, near_enough: bool = False) -> None:
+        self.packed, self.device = packed, device
+        size = packed.size.cpu()
+        self.canvas, self.sides = canvas_for(size, channels), sides_of(size, near_enough=near_enough)
         self.loader: BatchLoader | None = None
         if packed.tiles.device.type != device.type:
             self.first, self.counts = packed.first.tolist(), tile_counts(packed.size, channels).tolist()
-            self.loader = BatchLoader(packed.size, channels=channels, device=device, write_image=self._copy)
+            self.loader = BatchLoader(size, self.sides, channels=channels, device=device, write_image=self._copy)
 
     def __len__(self) -> int:
         return len(self.packed.first)
@@ -35,7 +48,8 @@ class MemoryStore:
     def __getitem__(self, index: Tensor) -> Pixels:
         if self.loader is not None:
             return self.loader.read(index)
-        return unpack(self.packed.rows(index.to(self.device, non_blocking=True)), self.canvas)
+        rows = self.packed.rows(index.to(self.device, non_blocking=True))
+        return unpack(rows, smallest_canvas(rows.size, self.canvas), self.sides)
 
     def read_batches(self, batches: Iterator[Tensor], read_ahead: int) -> Iterator[tuple[Tensor, Pixels]]:
         """Each batch with its pixels. Only images in the host's memory are read ahead."""
@@ -48,14 +62,27 @@ class MemoryStore:
         tiles.numpy()[:] = self.packed.tiles[first : first + self.counts[row]].numpy()
 
 
+def smallest_canvas(size: Tensor, canvas: Canvas) -> Canvas:
+    """Return the canvas for a batch: on the CPU as small as its images allow; a GPU would have to be asked for it."""
+    return canvas_for(size, canvas.channels) if size.device.type == "cpu" and len(size) else canvas
+
+
 class StreamStore:
     """Images that are decoded on demand. A file that cannot be decoded raises a BadImage that names it."""
 
     def __init__(
-        self, paths: Sequence[Path], size: Tensor, *, short_side: int, channels: int, device: torch.device
+        self,
+        paths: Sequence[Path],
+        size: Tensor,
+        *,
+        short_side: int,
+        enlarge: bool = True,
+        channels: int,
+        device: torch.device,
     ) -> None:
-        self.paths, self.size, self.short_side = paths, size, short_side
-        self.loader = BatchLoader(size, channels=channels, device=device, write_image=self._decode)
+        self.paths, self.size, self.short_side, self.enlarge = paths, size, short_side, enlarge
+        sides = sides_of(size, near_enough=False)
+        self.loader = BatchLoader(size, sides, channels=channels, device=device, write_image=self._decode)
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -69,7 +96,8 @@ class StreamStore:
 
     def _decode(self, row: int, tiles: Tensor) -> None:
         path = self.paths[row]
-        image = decode_file(path, short_side=self.short_side, channels=self.loader.canvas.channels)
+        channels = self.loader.canvas.channels
+        image = decode_file(path, short_side=self.short_side, channels=channels, enlarge=self.enlarge)
         if list(image.shape[1:]) != self.size[row].tolist():
             raise BadImage(path, "its size has changed since the data were opened", row=row)
         write_tiles(image, tiles)
@@ -90,9 +118,15 @@ class BatchLoader:
     """Assemble batches on the host in threads: `write_image(row, tiles)` writes one image into its tiles."""
 
     def __init__(
-        self, size: Tensor, *, channels: int, device: torch.device, write_image: Callable[[int, Tensor], None]
+        self,
+        size: Tensor,
+        sides: Sides,
+        *,
+        channels: int,
+        device: torch.device,
+        write_image: Callable[[int, Tensor], None],
     ) -> None:
-        self.size, self.write_image, self.device = size, write_image, device
+        self.size, self.sides, self.write_image, self.device = size, sides, write_image, device
         self.canvas = canvas_for(size, channels)
 
     def read(self, index: Tensor) -> Pixels:
@@ -131,4 +165,5 @@ class BatchLoader:
     def _finish(self, batch: _Batch) -> Pixels:
         for work in batch.work:
             work.result()
-        return unpack(batch.packed.to(self.device), self.canvas)
+        packed = batch.packed.to(self.device)
+        return unpack(packed, smallest_canvas(packed.size, self.canvas), self.sides)

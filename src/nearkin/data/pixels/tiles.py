@@ -20,6 +20,15 @@ class Pixels(NamedTuple):
 
     canvas: Tensor  # uint8 [B, C, H, W]; image b fills [:, :h, :w] of its canvas, zeros elsewhere
     size: Tensor  # int64 [B, 2]: h, w
+    sides: "Sides | None" = None  # of all images of the store; None: all are at the scale of the views
+
+
+class Sides(NamedTuple):
+    """What the short sides of a store's images are, known on the host so that views need not ask the device."""
+
+    least: int
+    most: int
+    near_enough: bool  # images from memory are shown as they are if they are close to the network's size
 
 
 class Packed(NamedTuple):
@@ -63,6 +72,12 @@ def canvas_for(size: Tensor, channels: int) -> Canvas:
     return Canvas(channels, -(-height // ROWS) * ROWS, -(-width // TILE) * TILE)  # rounded up
 
 
+def sides_of(size: Tensor, *, near_enough: bool) -> Sides:
+    """Return the range of the short sides of images of sizes [N, 2]."""
+    short = size.amin(1)
+    return Sides(int(short.min()), int(short.max()), near_enough)
+
+
 def write_tiles(image: Tensor, tiles: Tensor) -> None:
     """Write an image [C, h, w] into its tiles [tile_count, TILE]."""
     channels, height, width = image.shape
@@ -71,7 +86,7 @@ def write_tiles(image: Tensor, tiles: Tensor) -> None:
     rows[:, :, width:] = 0
 
 
-def unpack(packed: Packed, canvas: Canvas) -> Pixels:
+def unpack(packed: Packed, canvas: Canvas, sides: Sides | None = None) -> Pixels:
     """Place all images of `packed` on canvases, without synchronising with the host."""
     channels, height, width = canvas
     device = packed.tiles.device
@@ -86,7 +101,7 @@ def unpack(packed: Packed, canvas: Canvas) -> Pixels:
     tile = torch.where((y < h) & (column < across), tile, 0)
     # Gather tiles as single 16-byte numbers: sixteen times as fast on a GPU as rows of bytes.
     found = packed.tiles.view(torch.complex128).flatten().index_select(0, tile.flatten())
-    return Pixels(found.view(torch.uint8).view(-1, channels, height, width), packed.size)
+    return Pixels(found.view(torch.uint8).view(-1, channels, height, width), packed.size, sides)
 
 
 def concatenate(parts: Sequence[Packed], channels: int) -> Packed:
