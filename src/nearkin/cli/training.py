@@ -27,6 +27,7 @@ from nearkin.console import PrintedTable, score_cells
 from nearkin.data.datasets import dataset_names
 from nearkin.errors import NearkinError
 from nearkin.files import Json, read_json
+from nearkin.training.gain import read_gain
 from nearkin.training.run_folder import CHOSEN, RunFolder
 
 app = typer.Typer()
@@ -86,6 +87,8 @@ def _show_result(run: RunFolder) -> None:
     timing = f"{speed:,.0f} images/s" if speed else "no whole epoch was timed"
     queries = f"{_queries(result['queries'], result['left_out'])}; " if result["scores"] else ""
     console.print(f"{queries}kept: {_kept(result['select'])}; {result['seconds']:.0f} s, {timing}.", highlight=False)
+    if gain := read_gain(result):
+        console.print(str(gain), highlight=False, markup=False, soft_wrap=True)
     console.print(f"Run folder: {escape(str(run.path))}", highlight=False)
 
 

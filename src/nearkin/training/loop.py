@@ -20,7 +20,9 @@ from nearkin.methods.base import Method, Step
 from nearkin.methods.samplers import steps_per_epoch
 from nearkin.training import checkpoint
 from nearkin.training.checkpoint import write_classes, write_snapshot
+from nearkin.training.estimate import estimate_words, remaining_seconds, time_steps
 from nearkin.training.images import Embedded, OpenImages, embed_images, measure, seen_classes
+from nearkin.training.measure_gain import gain_since, write_values
 from nearkin.training.model import Model, autocast, embed_store
 from nearkin.training.model_card import write_card
 from nearkin.training.optimiser import checks_without_progress, lr_factor, set_training
@@ -81,6 +83,7 @@ class Training:
         began = saved = time.monotonic()
         before = self.seconds
         total = self.plan.last_epoch * self.per_epoch
+        self._estimate(total)
         batches = self.batches()
         self._begin_epoch()
         with stop_on_interrupt() as asked, self.reporter.training(total) as status:
@@ -147,6 +150,14 @@ class Training:
         self.method.train()
         self.method.at_check(self.model.embedder, self._embed, self.labels)
         self._snapshot()
+
+    def _estimate(self, total: int) -> None:
+        """Say how long the steps that are left will take, if anybody reads it."""
+        if self.reporter.console is not None and self.step < total:
+            each = time_steps(self.model, self.train.store, self.augment)
+            epochs = total // self.per_epoch
+            seconds = remaining_seconds(each, self.plan, epochs=epochs, done=self.step, per_epoch=self.per_epoch)
+            self.reporter.note(estimate_words(seconds, epochs=epochs, steps=total - self.step))
 
     def _begin_epoch(self) -> None:
         epoch = self.step // self.per_epoch
@@ -226,7 +237,10 @@ class Training:
 
     def _log_test(self, epoch: int, what: str) -> None:
         if self.test is not None:
-            self._log("test", epoch=epoch, scores=self._measure(self.test, self.plan.metrics, what))
+            embedded = self._embed_all(self.test, what)
+            self._log("test", epoch=epoch, scores=measure(embedded, self.plan.metrics))
+            if not epoch:
+                write_values(self.run.before, embedded)
 
     def _embed_all(self, opened: OpenImages, what: str) -> Embedded:
         return embed_images(self.model, opened, reporter=self.reporter, title=f"embedding ({what})")
@@ -336,6 +350,8 @@ class Training:
         }
         if expected := read_json(self.run.config).get("expected"):
             result["expected"] = expected
+        if embedded is not None and (gain := gain_since(self.run.before, embedded)) is not None:
+            result["gain"] = gain._asdict()
         if self.scores:
             result["held_out" if self.plan.select != "test" else "test_chosen"] = max(self.scores)
         write_card(self.run, result)

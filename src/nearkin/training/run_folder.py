@@ -1,9 +1,14 @@
 """The files of a run, written so that a killed run can be resumed."""
 
+import io
 from pathlib import Path
 
+from rich.console import Console
+
+from nearkin.console import PrintedTable, score_cells
 from nearkin.errors import NearkinError
 from nearkin.files import Json, Needs, append_line, line_of, read_json, read_lines, write_text
+from nearkin.training.gain import read_gain
 
 CHOSEN = {
     "last": "the last epoch",
@@ -35,6 +40,20 @@ class RunFolder:
         self.classes = self.path / "classes.safetensors"
         self.result = self.path / "result.json"
         self.snapshots = self.path / "snapshots"
+        self.before = self.path / "before.safetensors"
+
+    def __repr__(self) -> str:
+        if not self.result.exists():
+            return f"Run {self.path}, not finished"
+        result, plan = self.read_result(), read_json(self.config)["plan"]
+        rows = {"before training": result.get("before", {}), f"kept: {CHOSEN[result['select']]}": result["scores"]}
+        if not result["scores"]:
+            return f"Run {self.path}: {plan['method']} on all classes of {plan['data']}, {plan['backbone']}; no scores"
+        title = f"Run {self.path}: {plan['method']} on {plan['data']}, {plan['backbone']}; test classes, percent"
+        text = io.StringIO()
+        Console(file=text, width=120, no_color=True).print(PrintedTable(title, *score_cells(rows)), soft_wrap=True)
+        lines = [line.rstrip() for line in text.getvalue().splitlines()]
+        return "\n".join([*lines, str(read_gain(result) or "")]).rstrip()
 
     def parts(self) -> list["RunFolder"]:
         """Return the runs of the folds; empty for a single run."""
@@ -55,6 +74,7 @@ class RunFolder:
             self.classes,
             self.result,
             self.snapshots,
+            self.before,
         )
         folders = (path for pattern in ("fold-*", "repeat-*", "tensorboard") for path in self.path.glob(pattern))
         cards = [self.card] if self.has_own_card() else []
