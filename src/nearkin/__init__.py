@@ -12,6 +12,7 @@ from nearkin.data import DATASETS, load_dataset
 from nearkin.errors import NearkinError
 from nearkin.evaluation import evaluate
 from nearkin.files import VERSION
+from nearkin.methods import losses, strategies
 from nearkin.methods.catalogue import method
 from nearkin.methods.losses import LOSSES
 from nearkin.methods.samplers import ClassBatchSampler
@@ -33,6 +34,8 @@ __all__ = [
     "evaluate",
     "load",
     "load_dataset",
+    "losses",
     "method",
+    "strategies",
     "train",
 ]

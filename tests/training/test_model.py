@@ -56,6 +56,32 @@ def test_a_list_may_hold_images_of_any_sizes_grey_or_coloured(run):
         assert torch.allclose(model.embed([image])[0], together[row], atol=1e-6)
 
 
+def test_one_image_a_folder_an_iterator_and_floats_embed_as_the_list_of_them(run, tmp_path, monkeypatch):
+    paths = make_images(tmp_path / "pictures")
+    model = nk.load(run)
+    known = model.embed(paths)
+    tensors = [torch.from_numpy(np.array(Image.open(path))).permute(2, 0, 1) for path in paths]
+    monkeypatch.setattr("nearkin.data.input_images.CHUNK", 5)  # 12 images are three chunks
+    for images in (
+        tmp_path / "pictures",
+        str(tmp_path / "pictures"),
+        iter(paths),
+        (Image.open(path) for path in paths),
+        (tensor for tensor in tensors),
+        torch.stack(tensors).float() / 255,
+        torch.stack(tensors).permute(0, 2, 3, 1).double().numpy() / 255,
+        [tensor.half() / 255 for tensor in tensors],
+    ):
+        torch.testing.assert_close(model.embed(images), known)
+    for image in (paths[0], str(paths[0]), Image.open(paths[0]), tensors[0], tensors[0] / 255):
+        torch.testing.assert_close(model.embed(image), known[:1])
+
+
+def test_load_takes_a_run_and_a_model_says_what_it_is(run):
+    model = nk.load(RunFolder(run), device="cpu")
+    assert repr(model) == "Model(conv4, 32 px, 8 dimensions, space cosine, trained on 2 classes, on cpu)"
+
+
 def test_pillow_images_embed_as_their_files(run, tmp_path):
     rng = np.random.default_rng(0)
     colours = Image.fromarray(
@@ -87,15 +113,17 @@ def test_pillow_images_embed_as_their_files(run, tmp_path):
     ("images", "words"),
     [
         ([], "nothing to embed"),
-        ("a.png", "Pass several images"),
-        (Path("a.png"), "Pass several images"),
-        (Image.new("L", (8, 8)), "Pass several images"),
-        (iter(["a.png"]), "Pass several images"),
+        ("a.png", "no such file"),
+        (iter([]), "nothing to embed"),
+        (7, "files, pixels or a folder, not int"),
+        ([(np.zeros((8, 8), np.uint8), 3)], "pass the images alone"),
+        (torch.full((1, 3, 8, 8), 2.0), "Float pixels must be from 0 to 1, not from 2 to 2"),
+        ([torch.full((3, 8, 8), torch.nan)], "Float pixels must be from 0 to 1"),
         (["a.png", np.zeros((8, 8), np.uint8)], "not both"),
         ([np.zeros((8, 8), np.uint8), Path("a.png")], "not both"),
         ([Image.new("F", (8, 8))], "in memory: floating-point"),
-        (torch.zeros(3, 8, 8, dtype=torch.uint8), r"\[N, C, H, W\]"),
-        (np.zeros((2, 8, 8, 3)), "uint8"),
+        (torch.zeros(8, 8, dtype=torch.uint8), r"\[N, C, H, W\]"),
+        (np.zeros((2, 8, 8, 3), np.int64), "uint8"),
         ([np.zeros(8, np.uint8)], r"\[H, W\]"),
         ([np.zeros((8, 8, 4), np.uint8)], "4 channels"),
         (["nowhere.png"], "no such file"),

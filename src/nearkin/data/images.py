@@ -40,6 +40,10 @@ class Images:
     def __len__(self) -> int:
         return len(self.sources)
 
+    def __repr__(self) -> str:
+        kind = "in memory" if isinstance(self.sources, Tensor) else "files"
+        return f"Images({len(self):,} of {counted(self.classes, 'class', 'classes')}, {kind})"
+
     @property
     def classes(self) -> int:
         """Number of classes."""

@@ -11,6 +11,7 @@ A loop that only calls `loss = method(x, y)` needs no verb: `forward` remembers 
 and calls `after_step` itself when an optimiser has stepped since.
 """
 
+import itertools
 import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any, Protocol, Self
@@ -52,6 +53,10 @@ class Method(PreciseModule):
         self._noted: Step | None = None  # the batch of the last loss, with what it left for after_step
         self._pending: list[tuple[int, Step]] = []  # batches of `forward`, each with the optimiser steps before it
         self._lacks: str | None = None  # what a plain loop has to add; empty: nothing; None: nobody has asked
+
+    def extra_repr(self) -> str:
+        """The spec, for `print(method)`."""
+        return str(self.spec) if self.spec.name else ""
 
     @property
     def ranked_in(self) -> Space:
@@ -147,7 +152,15 @@ class Method(PreciseModule):
                 "nearkin's losses have mining built in: remove the miner and set the option of the loss."
             )
         check_batch(x, y, classes=self.known_classes, dim=self.known_dim, space=self.space)
+        self._check_device(x)
         return self._watched(Step(x, y, images=images, index=index))
+
+    def _check_device(self, x: Tensor) -> None:
+        own = next(itertools.chain(self.parameters(), self.buffers()), x)
+        if own.device != x.device:
+            raise NearkinError(
+                f"Embeddings are on {x.device} and the method on {own.device}: call its .to({str(x.device)!r})."
+            )
 
     # A plain loop.
 
@@ -316,6 +329,8 @@ def check_batch(
         raise NearkinError(
             f"This method takes embeddings of {dim} dimensions, not {x.shape[1]}: build it with dim={x.shape[1]}."
         )
+    if x.device != y.device:
+        raise NearkinError(f"Embeddings are on {x.device} and labels on {y.device}: move them to one device.")
     if y.is_floating_point() or y.dtype == torch.bool:
         raise NearkinError(f"Labels are integers; got {y.dtype}: call labels.long().")
     if torch.compiler.is_compiling():  # the values would break the graph

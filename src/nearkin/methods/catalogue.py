@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from nearkin.errors import NearkinError
 from nearkin.methods.base import Loss, Method
@@ -13,18 +14,53 @@ from nearkin.spec import Call, look_up, option_names, parse, resolve_options
 METHODS: dict[str, type[Method]] = {**LOSSES, **STRATEGIES}
 
 
-def method(spec: str, *, classes: int, dim: int, space: str | None = None) -> Method:
-    """Build a method from its spec, for `classes` training classes and `dim`-dimensional embeddings.
+def method(
+    spec: str | type[Method],
+    *,
+    inner: str | type[Method] | None = None,
+    classes: int | None = None,
+    dim: int | None = None,
+    space: str | None = None,
+    **options: Any,
+) -> Method:
+    """Build a method from its spec or its class, for `classes` training classes and `dim`-dimensional embeddings.
 
-    `space` (cosine, ball, euclidean or inner) replaces the one the method was published with.
+    Options are written in the spec, "proxy_anchor(alpha=16)", or as keywords, `method("proxy_anchor", alpha=16)` or
+    `method(nk.losses.ProxyAnchor, alpha=16)`; `inner` is the loss of a strategy. Only methods with proxies or a memory
+    need `classes` and `dim`. `space` (cosine, ball, euclidean or inner) replaces the one the method was published with.
     """
-    return _build(parse(spec), {"classes": classes, "dim": dim}, None if space is None else Space(space))
+    call = _call(spec)
+    if twice := sorted(call.options.keys() & options.keys()):
+        raise NearkinError(f"{call.name} has {twice[0]} in its spec and as a keyword: give it once.")
+    if inner is not None:
+        if call.args:
+            raise NearkinError(f"{call.name} has an inner method in its spec and as inner: give it once.")
+        call = call._replace(args=(_call(inner),))
+    call = call._replace(options={**call.options, **options})
+    return _build(call, {"classes": classes, "dim": dim}, None if space is None else Space(space))
 
 
-def _build(call: Call, sizes: Mapping[str, int], space: Space | None) -> Method:
+def _call(spec: str | type[Method]) -> Call:
+    if isinstance(spec, str):
+        return parse(spec)
+    names = [name for name, entry in METHODS.items() if entry is spec]
+    if not names:
+        raise NearkinError(
+            f"A method is a spec such as 'proxy_anchor(alpha=16)' or a class of nearkin.losses or nearkin.strategies, "
+            f"not {spec!r}."
+        )
+    return Call(names[0])
+
+
+def _build(call: Call, sizes: Mapping[str, int | None], space: Space | None) -> Method:
     entry: Callable[..., Method] = look_up(call.name, METHODS, what="method")
     options = resolve_options(call, entry, reserved=sizes)
     required = {name: value for name, value in sizes.items() if name in option_names(entry)}
+    if missing := [name for name, value in required.items() if value is None]:
+        raise NearkinError(
+            f"{call.name} needs {' and '.join(missing)}, for its proxies or its memory: "
+            f"method({call.name!r}, {', '.join(f'{name}=…' for name in missing)})."
+        )
     inner = [_build(arg, sizes, space) for arg in call.args]
     if call.name in LOSSES:
         if inner:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from nearkin.data.images import Progress
+from nearkin.data.input_images import AnyImages, in_chunks
 from nearkin.data.pixels.decode import Storage
 from nearkin.data.pixels.open import ImageInputs, open_inputs
 from nearkin.data.pixels.stores import Store
@@ -126,12 +127,21 @@ class Model:
         """The device of the network."""
         return next(self.embedder.parameters()).device
 
-    def embed(self, images: ImageInputs, *, near_enough: bool = True, progress: Progress = None) -> Tensor:
-        """Embed [N, D] image files, or uint8 pixels: a tensor [N, C, H, W], an array [N, H, W, C], or a list.
+    def __repr__(self) -> str:
+        network = f"{self.plan.backbone}, {self.size} px, {self.embedder.dim} dimensions, space {self.space.value}"
+        return f"Model({network}, trained on {len(self.names):,} classes, on {self.device})"
 
-        A list may hold files, tensors [C, H, W], arrays [H, W, C] or Pillow images, of any size. Pixels are resized as
-        files are, unless they are close to the network's size already (not with `near_enough=False`).
+    def embed(self, images: AnyImages, *, near_enough: bool = True, progress: Progress = None) -> Tensor:
+        """Embed [N, D] images: files, or pixels as a tensor [N, C, H, W], an array [N, H, W, C], or a list.
+
+        A list or an iterator may hold files, tensors [C, H, W], arrays [H, W, C] or Pillow images, of any size. One
+        file, tensor [C, H, W] or Pillow image gives [1, D]; a folder gives all images in it, in the order of their
+        names. Pixels are uint8, or floats from 0 to 1. They are resized as files are, unless they are close to the
+        network's size already (not with `near_enough=False`).
         """
+        return torch.cat([self._embed_inputs(some, near_enough, progress) for some in in_chunks(images)])
+
+    def _embed_inputs(self, images: ImageInputs, near_enough: bool, progress: Progress) -> Tensor:
         channels = self.embedder.trunk.channels
         how = self.storage._asdict()
         store = open_inputs(
@@ -163,9 +173,9 @@ class Model:
         }
 
 
-def load(run: str | Path, *, device: str = "auto") -> Model:
-    """Load the model of a run folder; the models of all folds are joined."""
-    folder = RunFolder(run)
+def load(run: str | Path | RunFolder, *, device: str = "auto") -> Model:
+    """Load the model of a run, as `train` returns it, or of its folder; the models of all folds are joined."""
+    folder = run if isinstance(run, RunFolder) else RunFolder(run)
     if parts := folder.parts():
         return join_models([load(part.path, device=device) for part in parts])
     settings = read_json(folder.config)
