@@ -77,3 +77,13 @@ def test_a_miner_is_refused():
     method = nk.method("contrastive", classes=2, dim=3)
     with pytest.raises(nk.NearkinError, match="mining built in"):
         method(torch.randn(2, 3), torch.tensor([0, 1]), (1, 2, 3))
+
+
+def test_the_block_on_scores_runs():
+    (block,) = re.findall(r"```py\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    names = surroundings()
+    exec(block, names)
+    assert names["by_class"]["R@1"] == pytest.approx(names["scores"]["R@1"])  # all classes are of one size
+    assert names["by_tag"]["R@1"] > names["scores"]["R@1"]
+    assert float(names["values"].mean()) == pytest.approx(names["scores"]["R@1"])
+    assert names["found"].queries == 50
