@@ -103,6 +103,12 @@ class Reporter:
             self.note(sentence)
 
 
+def notebook_reporter() -> Reporter:
+    """Return a reporter that shows one line per epoch in a notebook; elsewhere a silent one."""
+    console = Console(width=120)
+    return Reporter(console if console.is_jupyter else None)
+
+
 @contextmanager
 def stop_on_interrupt() -> Iterator[threading.Event]:
     """Yield an event that the first Ctrl-C or SIGTERM sets, for a stop after the current step.

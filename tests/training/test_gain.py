@@ -94,7 +94,9 @@ def test_the_closing_line_follows_the_interval(low, high, words):
     assert words in line
 
 
-def test_a_run_prints_itself(runs):
+@pytest.mark.parametrize("notebook", [False, True])
+def test_a_run_prints_itself(runs, monkeypatch, notebook):
+    monkeypatch.setattr("rich.console._is_jupyter", lambda: notebook)
     run, _, _ = runs
     shown = repr(run)
     assert f"Run {run.path}: proxy_anchor on glyphs" in shown

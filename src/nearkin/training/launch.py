@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 
-from nearkin.console import Reporter
+from nearkin.console import Reporter, notebook_reporter
 from nearkin.data.images import Dataset, Images
 from nearkin.data.pixels.stores import Store
 from nearkin.data.pixels.views import augment
@@ -30,6 +30,7 @@ from nearkin.training.plan import Plan, make_plan
 from nearkin.training.random_streams import drawing_from, stream_seed
 from nearkin.training.run_config import write_config
 from nearkin.training.run_folder import RunFolder
+from nearkin.training.settings import Settings, with_plan_keywords
 from nearkin.training.settings_file import read_settings
 from nearkin.training.tracking import Log, Tracker
 
@@ -42,6 +43,7 @@ class Interrupted(KeyboardInterrupt):
         self.folder = folder
 
 
+@with_plan_keywords
 def train(
     *,
     out: str | Path | None = None,
@@ -51,7 +53,7 @@ def train(
     log: Log | None = None,
     strict: bool = False,
     config: str | Path | None = None,
-    **settings: Any,
+    **settings: Unpack[Settings],
 ) -> RunFolder:
     """Train a model into a run folder and measure it on the test classes. Settings are the fields of `Plan`.
 
@@ -59,15 +61,17 @@ def train(
     or if there are no test images. `log(values, step)` receives losses and scores during training, after a resume first
     the earlier ones. `strict` refuses images that cannot be used, which are otherwise left out and counted. `config` is
     a TOML file of settings, such as the settings.toml of a run; settings given here are preferred to those in it.
-    Within `keep_images_open()` trainings on the same images read them once.
+    `reporter` shows progress; by default there is some in notebooks only. Within `keep_images_open()` trainings on the
+    same images read them once.
     """
+    given: dict[str, Any] = {**settings}
     if config is not None:
         if resume:
             raise NearkinError("A resumed run has its own settings: leave out config.")
-        settings = {**read_settings(config), **settings}
-    reporter = reporter or Reporter()
+        given = {**read_settings(config), **given}
+    reporter = reporter or notebook_reporter()
     reporter.strict = reporter.strict or strict
-    with open_run(out, resume=resume, settings=settings, reporter=reporter) as (run, plan, data):
+    with open_run(out, resume=resume, settings=given, reporter=reporter) as (run, plan, data):
         train_run(run, plan, data, resume=resume, reporter=reporter, after_test=after_test, log=log)
     return run
 

@@ -51,7 +51,9 @@ class RunFolder:
             return f"Run {self.path}: {plan['method']} on all classes of {plan['data']}, {plan['backbone']}; no scores"
         title = f"Run {self.path}: {plan['method']} on {plan['data']}, {plan['backbone']}; test classes, percent"
         text = io.StringIO()
-        Console(file=text, width=120, no_color=True).print(PrintedTable(title, *score_cells(rows)), soft_wrap=True)
+        Console(file=text, width=120, no_color=True, force_jupyter=False).print(
+            PrintedTable(title, *score_cells(rows)), soft_wrap=True
+        )
         lines = [line.rstrip() for line in text.getvalue().splitlines()]
         return "\n".join([*lines, str(read_gain(result) or "")]).rstrip()
 
