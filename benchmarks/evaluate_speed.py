@@ -1,6 +1,9 @@
-"""Time and memory of `nearkin.evaluate`, beside the matrix product alone and pytorch-metric-learning.
+"""Time and memory of `nearkin.evaluate`, beside faiss, the matrix product alone and pytorch-metric-learning.
 
-Synthetic data of the size of Stanford Online Products' test set (60,502 × 512, 11,316 classes). Three figures:
+With --shapes, a table of several sizes: the time of R@1, P@R and MAP@R beside that of faiss finding as many neighbours
+as these metrics need (the size of the largest class). It is processor time of one thread, the median of alternating
+rounds, over some of the queries. Without it, synthetic data of the size of Stanford Online Products' test set (60,502 ×
+512, 11,316 classes) on all threads. Three figures:
 
 1. time of all metrics relative to the block-wise matrix product of the same size alone, on all cores, by NumPy or
    torch, whichever is faster. Half of the product runs before and half after, since a machine's speed drifts;
@@ -8,6 +11,7 @@ Synthetic data of the size of Stanford Online Products' test set (60,502 × 512,
 3. our peak memory beyond that of embeddings and labels.
 
     python benchmarks/evaluate_speed.py                           # the full size: some five minutes on 2 cores
+    python benchmarks/evaluate_speed.py --shapes                  # instead, the table of shapes
     python benchmarks/evaluate_speed.py --items 12000 --no-pml    # a quick check
     python benchmarks/evaluate_speed.py --items 5924 --classes 100
 """
@@ -18,19 +22,41 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from statistics import median
+from typing import NamedTuple
 
 import numpy as np
 import psutil
 import torch
-from timing import source
+from timing import alternating, source
 from torch import Tensor
 
-from nearkin.evaluation import evaluate
+from nearkin.evaluation import Protocol, evaluate, evaluate_under
 from nearkin.files import write_json
 
 METRICS = ("R@1", "R@10", "R@100", "R@1000", "P@R", "MAP@R", "nDCG@100")
 PML = {"precision_at_1": "R@1", "r_precision": "P@R", "mean_average_precision_at_r": "MAP@R"}
 SOP_ITEMS, SOP_CLASSES = 60_502, 11_316
+
+
+class Shape(NamedTuple):
+    """Items of some classes; the first of them are the queries, in a gallery of all items or of the others."""
+
+    name: str
+    items: int
+    classes: int
+    dim: int
+    queries: int
+    apart: bool = False
+
+
+SHAPES = (
+    Shape("many items", 200_000, 20_000, 128, 2_000),
+    Shape("two classes", 20_000, 2, 128, 1_000),
+    Shape("Stanford Online Products", SOP_ITEMS, SOP_CLASSES, 512, 2_000),
+    Shape("CUB", 5_924, 100, 512, 5_924),
+    Shape("In-Shop's gallery", 14_612, 3_985, 512, 2_000, apart=True),
+)
 
 
 def made(items: int, classes: int, dim: int, *, seed: int = 0, noise: float = 2.2) -> tuple[Tensor, Tensor]:
@@ -112,18 +138,66 @@ def measure_pml(x: Tensor, y: Tensor) -> dict[str, object]:
     }
 
 
+def beside_faiss(shape: Shape, rounds: int) -> dict[str, object]:
+    """Median milliseconds of processor time per query of both on one thread, and the median ratio."""
+    import faiss
+
+    faiss.omp_set_num_threads(1)
+    torch.set_num_threads(1)
+
+    x, y = made(shape.items, shape.classes, shape.dim)
+    query, gallery = torch.arange(shape.queries), torch.arange(shape.queries if shape.apart else 0, shape.items)
+    protocol = Protocol(query, gallery)
+    nearest = int(y[gallery].bincount().max())
+    index = faiss.IndexFlatIP(shape.dim)
+    index.add(x[gallery].numpy())
+    works = [
+        lambda: evaluate_under(protocol, x, y, metrics=("R@1", "P@R", "MAP@R")),
+        lambda: index.search(x[query].numpy(), nearest),
+    ]
+    a, b = alternating(works, rounds=rounds, device=torch.device("cpu"), processors=True)
+    return {
+        **shape._asdict(),
+        "nearest": nearest,
+        "ours_ms_per_query": median(a) / shape.queries,
+        "faiss_ms_per_query": median(b) / shape.queries,
+        "ratio": median(p / q for p, q in zip(a, b, strict=True)),
+    }
+
+
+def table_of_shapes(rounds: int) -> list[dict[str, object]]:
+    rows = []
+    for shape in SHAPES:
+        row = beside_faiss(shape, rounds)
+        rows.append(row)
+        print(
+            f"{shape.name}: {shape.queries:,} queries, {shape.items:,} x {shape.dim}, {shape.classes:,} classes: "
+            f"{row['ratio']:.2f} times faiss's top {row['nearest']:,} ({row['ours_ms_per_query']:.2f} and "
+            f"{row['faiss_ms_per_query']:.2f} ms per query)",
+            flush=True,
+        )
+    return rows
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--items", type=int, default=SOP_ITEMS, help="number of embeddings (default %(default)s)")
     parser.add_argument("--classes", type=int, help="number of classes (default: in proportion to the items)")
     parser.add_argument("--dim", type=int, default=512, help="dimensions (default %(default)s)")
     parser.add_argument("--no-pml", action="store_true", help="without pytorch-metric-learning")
+    parser.add_argument("--rounds", type=int, default=3, help="rounds of the table of shapes (default %(default)s)")
+    parser.add_argument("--shapes", action="store_true", help="the table of shapes instead")
     parser.add_argument("--out", type=Path, help="JSON file for the figures")
     options = parser.parse_args()
     classes = options.classes or max(2, options.items * SOP_CLASSES // SOP_ITEMS)
     if options.items < 2 * classes:
         parser.error("there must be at least two items a class")
 
+    if options.shapes:
+        shapes = table_of_shapes(options.rounds)
+        if options.out:
+            write_json(options.out, {"shapes": shapes, **source()})
+        return
     x, y = made(options.items, classes, options.dim)
     ours = measure_ours(x, y)
     result: dict[str, object] = {
