@@ -97,9 +97,11 @@ def test_the_closing_line_follows_the_interval(low, high, words):
 @pytest.mark.parametrize("notebook", [False, True])
 def test_a_run_prints_itself(runs, monkeypatch, notebook):
     monkeypatch.setattr("rich.console._is_jupyter", lambda: notebook)
+    monkeypatch.setenv("FORCE_COLOR", "1")  # as Jupyter's kernels set it
     run, _, _ = runs
     shown = repr(run)
     assert f"Run {run.path}: proxy_anchor on glyphs" in shown
     assert "before training" in shown
+    assert "\x1b" not in shown
     assert str(read_gain(read_json(run.result))) in shown
     assert repr(RunFolder("nowhere")) == "Run nowhere, not finished"

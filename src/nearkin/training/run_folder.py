@@ -51,7 +51,7 @@ class RunFolder:
             return f"Run {self.path}: {plan['method']} on all classes of {plan['data']}, {plan['backbone']}; no scores"
         title = f"Run {self.path}: {plan['method']} on {plan['data']}, {plan['backbone']}; test classes, percent"
         text = io.StringIO()
-        Console(file=text, width=120, no_color=True, force_jupyter=False).print(
+        Console(file=text, width=120, no_color=True, force_jupyter=False, force_terminal=False).print(
             PrintedTable(title, *score_cells(rows)), soft_wrap=True
         )
         lines = [line.rstrip() for line in text.getvalue().splitlines()]
