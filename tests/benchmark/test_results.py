@@ -84,3 +84,21 @@ def test_a_changed_number_in_a_results_file_is_found(tmp_path):
 def test_lines_of_the_first_version_have_no_digest(tmp_path):
     (tmp_path / "results.jsonl").write_text('{"id": "a", "seed": 0, "scores": {"R@1": 61.25}}\n')
     assert read_results(tmp_path / "results.jsonl")["a"]["scores"] == {"R@1": 61.25}
+
+
+def test_a_merge_that_fails_leaves_no_half_copied_values(tmp_path, monkeypatch):
+    append_all(tmp_path / "a" / "results.jsonl", [run_line("x", R_1=60.0)])
+    (tmp_path / "a" / "queries").mkdir()
+    (tmp_path / "a" / "queries" / "x.safetensors").write_bytes(b"values")
+
+    def half(source, target):
+        target.write_bytes(source.read_bytes()[:3])
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("nearkin.benchmark.results.shutil.copyfile", half)
+        with pytest.raises(NearkinError, match="make room"):
+            merge([tmp_path / "a" / "results.jsonl"], tmp_path / "b" / "results.jsonl")
+    assert list((tmp_path / "b" / "queries").iterdir()) == []
+    merge([tmp_path / "a" / "results.jsonl"], tmp_path / "b" / "results.jsonl")
+    assert (tmp_path / "b" / "queries" / "x.safetensors").read_bytes() == b"values"

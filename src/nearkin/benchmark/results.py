@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from nearkin.errors import NearkinError
-from nearkin.files import Json, Needs, atomic_file, line_of, read_lines, read_tensors, write_tensors
+from nearkin.files import Json, Needs, atomic_file, line_of, read_lines, read_tensors, write_tensors, write_text
 
 LABELS = "labels"
 NEEDED: Needs = {"id": str, "seed": int, "scores": dict}
@@ -55,8 +55,7 @@ def merge(paths: Sequence[str | Path], out: str | Path) -> Merged:
             first = kept.setdefault(key, record)
             first["scores"] = {**record["scores"], **first["scores"]}
         _copy_queries(path.parent, Path(out).parent)
-    with atomic_file(Path(out)) as temporary:
-        temporary.write_text("".join(map(line_of, kept.values())), encoding="utf-8")
+    write_text(Path(out), "".join(map(line_of, kept.values())))
     return Merged(len(kept), tuple(conflicts))
 
 
@@ -75,8 +74,8 @@ def _copy_queries(source: Path, target: Path) -> None:
     for file in sorted((source / "queries").glob("*.safetensors")):
         copy = target / "queries" / file.name
         if not copy.exists():
-            copy.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(file, copy)
+            with atomic_file(copy) as temporary:
+                shutil.copyfile(file, temporary)
 
 
 def query_file(out: str | Path, key: str) -> Path:

@@ -2,6 +2,7 @@
 
 import sys
 import threading
+import time
 import tomllib
 from pathlib import Path
 from typing import get_args, get_type_hints
@@ -303,6 +304,53 @@ def test_graph_is_used_unless_the_search_is_exact(database, tmp_path):
     assert after["plans_graph"] == before["plans_graph"]
     assert after["plans_items_label_idx"] == before["plans_items_label_idx"] + 3
     index.close()
+
+
+def test_two_writers_of_the_same_items_end_in_no_deadlock(database):
+    url = f"{database.url}&nearkin=writers"
+    with create_index(url, dim=DIM, space="inner") as index, open_index(url) as one, open_index(url) as other:
+        x, paths, labels = made(20)
+        index.add(x, paths=paths, labels=labels)
+        wrong: list[NearkinError] = []
+
+        def add(writer: Index, order: int) -> None:
+            try:
+                writer.add(x[::order], paths=paths[::order], labels=labels[::order])
+            except NearkinError as error:
+                wrong.append(error)
+
+        threads = [threading.Thread(target=add, args=each) for each in ((one, 1), (other, -1))]
+        with index._connection() as blocker:  # holds an item in the middle until both writers wait
+            blocker.execute("SELECT id FROM writers_items WHERE id = %s FOR UPDATE", [paths[10]])
+            for thread in threads:
+                thread.start()
+            with index._connection() as watcher:
+                waiting, end = 0, time.monotonic() + 20
+                while waiting < 2 and time.monotonic() < end:
+                    text = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
+                    watcher.execute("SELECT pg_stat_clear_snapshot()")
+                    (waiting,) = watcher.execute(text).fetchone()
+        for thread in threads:
+            thread.join()
+        assert waiting == 2
+        assert not wrong
+        assert sorted(index.items().ids) == sorted(paths)
+
+
+def test_connections_that_the_server_has_closed_are_replaced(database):
+    index = create_index(f"{database.url}&nearkin=cut", dim=DIM, space="inner")
+    x, paths, labels = made(10)
+    index.add(x, paths=paths, labels=labels)
+    with index._connection(), index._connection():
+        pass  # two idle connections from now on
+    with open_index(f"{database.url}&nearkin=cut")._connection() as other:
+        cut = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE pid <> pg_backend_pid() "
+        (count,) = other.execute(cut + "AND usename IS NOT NULL AND backend_type = 'client backend'").fetchone()
+        assert count >= 2
+    assert len(index.search(x[:1], 3)[0]) == 3
+    assert index.idle.qsize() == 1
+    index.close()
+    other.close()
 
 
 def test_failed_add_changes_nothing(database):

@@ -234,6 +234,22 @@ def test_two_writers_in_turn_see_each_other(tmp_path):
     assert found.meta["note"] == 1
 
 
+def test_a_failed_commit_does_not_hide_the_one_of_another_writer(tmp_path, monkeypatch):
+    one = filled(tmp_path / "i")
+    two = open_index(tmp_path / "i")
+
+    def fail(*_: object) -> None:
+        raise NearkinError("The disk is full.")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("nearkin.search.index.folder.write_manifest", fail)
+        with pytest.raises(NearkinError, match="full"):
+            one.remove(["0/1.png"])
+    two.add(np.ones((1, DIM)), paths=["two"], labels=["n"])
+    one.add(np.ones((1, DIM)), paths=["one"], labels=["n"])
+    assert open_index(tmp_path / "i").items().ids == [*made(200)[1], "two", "one"]
+
+
 def test_second_writer_at_the_same_time_is_refused(tmp_path):
     index = filled(tmp_path / "i")
     with write_lock(tmp_path / "i"), pytest.raises(NearkinError, match=r"Process \d+ is writing"):
