@@ -375,6 +375,13 @@ def test_map_places_an_uploaded_picture(page, pictures, server, shown, picture):
     assert abs(box["x"] + x - spot[0]) < 45  # half the words, if they had to move from the edge
     assert abs(box["y"] + y - spot[1]) < 40
     page.locator("#map").screenshot(path=picture("serve-upload-map"))
+    page.evaluate("window.written = {}")
+    for _ in range(8):
+        page.locator("#zoom-in").click()
+    page.wait_for_function("window.written['your picture']?.[0]")
+    x, y = page.evaluate("window.written['your picture']")
+    assert abs(x - box["width"] / 2) < 40  # the buttons bring it to the middle
+    assert abs(y - box["height"] / 2) < 60
     hits(page).nth(3).click()
     expect(page.locator("#query")).not_to_contain_text("Your picture")
     assert "your picture" not in written(page)

@@ -141,7 +141,7 @@ export class IndexMap {
       sum.y += weight * this.points.y[row];
       sum.weight += weight;
     }
-    return near.length ? this.at(sum.x / sum.weight, sum.y / sum.weight) : null;
+    return near.length ? { x: sum.x / sum.weight, y: sum.y / sum.weight } : null;
   }
 
   seek() { // bring the hits into view if they are not
@@ -216,13 +216,21 @@ export class IndexMap {
     this.view = { scale, x: (box.x0 + box.x1) / 2, y: (box.y0 + box.y1) / 2 };
   }
 
-  closer(factor) { // zoom to the hits if they are in view, else to the middle
-    const rows = this.points ? this.markedRows() : [];
-    if (!rows.length) return this.zoom(factor);
-    const query = this.points.row.get(this.marked.query) ?? rows[0];
-    const [px, py] = this.at(this.points.x[query], this.points.y[query]);
-    const inView = px > 0 && py > 0 && px < this.width && py < this.height;
-    return inView ? this.zoom(factor, px, py) : this.zoom(factor);
+  closer(factor) { // zoom, and bring the query or its best hit to the middle on the way in
+    const target = this.points && this.target();
+    if (target && factor > 1) {
+      this.view.x = target.x + (this.view.x - target.x) / factor ** 2; // on the screen its way to the middle shrinks by the factor
+      this.view.y = target.y + (this.view.y - target.y) / factor ** 2;
+    }
+    this.zoom(factor);
+  }
+
+  target() {
+    if (this.marked.near.length) return this.spot();
+    const rows = this.markedRows();
+    if (!rows.length) return null;
+    const row = this.points.row.get(this.marked.query) ?? rows[0];
+    return { x: this.points.x[row], y: this.points.y[row] };
   }
 
   at(x, y) {
@@ -401,7 +409,7 @@ export class IndexMap {
     const spot = this.marked.near.length ? this.spot() : null;
     if (!spot) return [];
     const { context } = this;
-    const [px, py] = spot;
+    const [px, py] = this.at(spot.x, spot.y);
     const style = getComputedStyle(this.canvas);
     context.beginPath();
     for (const [dx, dy] of [[0, -11], [11, 0], [0, 11], [-11, 0]]) context.lineTo(px + dx, py + dy);
