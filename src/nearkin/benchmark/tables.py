@@ -283,7 +283,7 @@ def _about_ours(runs: Sequence[Json], overrides: Mapping[str, Any]) -> list[str]
         return ", ".join(dict.fromkeys(str(what(run)) for run in runs))
 
     networks = each(lambda r: f"{r['settings']['backbone']} ({r['settings']['weights']} weights)")
-    sizes, dims = each(lambda r: f"{r['settings']['size']} px"), each(lambda r: f"{r['settings']['dim']}-d")
+    sizes, dims = each(lambda r: _sizes(r["settings"])), each(lambda r: f"{r['settings']['dim']}-d")
     seeds = each(lambda r: r["seed"])
     spread = f"± is the standard error over seeds {seeds}" if "," in seeds else f"one seed: {seeds}"
     notes = [f"Ours: {networks}; {sizes}; {dims}; {spread}."]
@@ -295,6 +295,12 @@ def _about_ours(runs: Sequence[Json], overrides: Mapping[str, Any]) -> list[str]
     where = each(lambda r: f"{r['hardware']}, {r['precision']}{', compiled' if r.get('compile') else ''}")
     notes.append(f"Commit {commits}; {where}; torch {each(lambda r: r['versions']['torch'])}.")
     return notes
+
+
+def _sizes(settings: Json) -> str:
+    """The size of training crops, and that of test images if it is another."""
+    shown = settings.get("test_size") or settings["size"]  # older results have none
+    return f"{settings['size']} px" + (f", tested at {shown} px" if shown != settings["size"] else "")
 
 
 def _gaps(results: SuiteResults, dataset: SuiteData) -> list[str]:

@@ -86,10 +86,19 @@ def _show_result(run: RunFolder) -> None:
     speed = result["images_per_second"]
     timing = f"{speed:,.0f} images/s" if speed else "no whole epoch was timed"
     queries = f"{_queries(result['queries'], result['left_out'])}; " if result["scores"] else ""
-    console.print(f"{queries}kept: {_kept(result['select'])}; {result['seconds']:.0f} s, {timing}.", highlight=False)
+    shown = _test_view(read_json(run.config).get("resolved", {}))
+    console.print(
+        f"{queries}{shown}kept: {_kept(result['select'])}; {result['seconds']:.0f} s, {timing}.", highlight=False
+    )
     if gain := read_gain(result):
         console.print(str(gain), highlight=False, markup=False, soft_wrap=True)
     console.print(f"Run folder: {escape(str(run.path))}", highlight=False)
+
+
+def _test_view(resolved: Json) -> str:
+    """How test images were shown, if it is not as in training."""
+    size, shown = resolved.get("size", 0), resolved.get("test_size", 0)
+    return f"trained at {size} px, tested at {shown} px; " if shown not in (0, size) else ""
 
 
 def _scores_title(result: Json) -> str:

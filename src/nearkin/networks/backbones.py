@@ -189,6 +189,21 @@ def build_trunk(name: str, *, weights: str | Path | None = "default", size: int 
     return Trunk(net, size=size, channels=row.channels, normalise=row.normalise)
 
 
+@torch.no_grad()
+def check_size(trunk: Trunk, size: int) -> None:
+    """Refuse a size of test images that the network cannot take, such as another than it was made for."""
+    modes = [(module, module.training) for module in trunk.modules()]
+    trunk.eval()
+    try:
+        trunk(torch.zeros(1, trunk.channels, size, size, device=next(trunk.parameters()).device))
+    except Exception as error:  # networks fail in different ways on a wrong size
+        raise NearkinError(
+            f"This network cannot take test images of {size} × {size} pixels ({first_line(error)}): change test_size."
+        ) from error
+    for module, mode in modes:
+        module.training = mode
+
+
 def _load_file(net: nn.Module, row: Backbone, path: Path) -> None:
     state = read_weights(path)
     try:

@@ -298,7 +298,7 @@ def run_facts(run: MeasuredRun) -> list[tuple[str, str]]:
         ("epoch chosen by", f"{CHOSEN[result['select']]} (epoch {result['kept_epoch']:g} of {plan['epochs']})"),
         ("seed", str(result["seed"])),
         ("backbone", f"{plan['backbone']}, {plan['weights']} weights"),
-        ("image size", f"{run.size} px"),
+        ("test images", f"{run.size} px"),
         ("embedding", f"{run.points.shape[1]} dimensions, {run.space} space"),
         ("training", f"{trained}batch {plan['batch']}, {plan['optimiser']} at {plan['lr']:g}"),
         ("time", f"{duration(result['seconds'])}{speed}"),

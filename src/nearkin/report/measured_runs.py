@@ -142,7 +142,7 @@ def _measure(label: Label, folder: RunFolder, config: Json, result: Json, embedd
         images=images,
         points=points,
         space=space,
-        size=model.size,
+        size=model.test_size,
         query=protocol.query,
         gallery=protocol.gallery,
         values=values,

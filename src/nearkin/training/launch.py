@@ -15,10 +15,11 @@ import torch
 from nearkin.console import Reporter, notebook_reporter
 from nearkin.data.images import Dataset, Images
 from nearkin.data.pixels.stores import Store
-from nearkin.data.pixels.views import augment
+from nearkin.data.pixels.views import augment, short_side_for
 from nearkin.errors import NearkinError
 from nearkin.files import LOCK, Json, read_json, write_lock
 from nearkin.methods.catalogue import method
+from nearkin.networks.backbones import check_size
 from nearkin.training.defaults import fit_plan
 from nearkin.training.folds import train_folds
 from nearkin.training.images import Embedded, open_images, plan_dataset, training_images, with_storage
@@ -142,6 +143,8 @@ def _resolved(training: Training) -> Json:
     plan = training.plan
     return {
         "size": training.model.size,
+        "test_size": training.model.test_size,
+        "test_short_side": training.model.short_side,
         "images_per_class": training.method.images_per_class if plan.images_per_class < 0 else plan.images_per_class,
         "head_lr": plan.head_lr or plan.lr,
         "check_every": training.check_every,
@@ -173,9 +176,15 @@ def build_training(
         embedder = build_embedder(plan, objective.space)
     embedder.to(torch.device(plan.device), memory_format=torch.channels_last)  # type: ignore[call-overload]
     model = Model(embedder, plan, train_set.names, space=objective.ranked_in)
+    if model.test_size != model.size:
+        check_size(embedder.trunk, model.test_size)
     normalise = embedder.trunk.normalise
     view = augment(
-        plan.augment, size=model.size, short_side=model.short_side, normalise=normalise, compiled=plan.compile
+        plan.augment,
+        size=model.size,
+        short_side=short_side_for(model.size),
+        normalise=normalise,
+        compiled=plan.compile,
     )
 
     train = open_images(model, train_set, "training", reporter=reporter)

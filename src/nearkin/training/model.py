@@ -117,10 +117,11 @@ class Model:
     ) -> None:
         self.embedder, self.plan, self.names = embedder, plan, tuple(names)
         self.space = space or embedder.space  # for evaluation and search; during training the embedder's may differ
-        self.size = plan.size or embedder.trunk.size
-        self.short_side = short_side_for(self.size)
+        self.size = plan.size or embedder.trunk.size  # of training crops
+        self.test_size = plan.test_size or self.size
+        self.short_side = short_side_for(self.test_size, share=plan.test_crop)  # of the image that is shown
         self.storage = storage_of(plan, self.size)
-        self.view: View = centre(self.size, embedder.trunk.normalise, short_side=self.short_side)
+        self.view: View = centre(self.test_size, embedder.trunk.normalise, short_side=self.short_side)
 
     @property
     def device(self) -> torch.device:
@@ -163,7 +164,8 @@ class Model:
         trunk = self.embedder.trunk
         mean, std, bgr = trunk.normalise
         return {
-            "size": self.size,
+            "size": self.test_size,
+            "trained_size": self.size,
             "short": self.short_side,
             "stored": 0 if self.storage.enlarge else self.storage.short_side,
             "channels": trunk.channels,
@@ -196,8 +198,17 @@ def load(run: str | Path | RunFolder, *, device: str = "auto") -> Model:
     if "preprocessing" in about:  # of the training, even if the table of backbones has changed
         saved = about["preprocessing"]
         embedder.trunk.normalise = Normalise(tuple(saved["mean"]), tuple(saved["std"]), saved["bgr"])
-        plan = dataclasses.replace(plan, size=saved["size"], stored=saved.get("stored", 0) / saved["size"])
+        plan = dataclasses.replace(plan, **_saved_sizes(saved))
     return Model(embedder.to(target).eval(), plan, about["names"])
+
+
+def _saved_sizes(preprocessing: Json) -> Json:
+    """Return the settings of a plan that lead to this preprocessing."""
+    shown, short = preprocessing["size"], preprocessing["short"]
+    size = preprocessing.get("trained_size", shown)  # in models of older versions both are the same
+    stored = preprocessing.get("stored", 0) / size
+    test_crop = 0.0 if short == short_side_for(shown) else shown / short
+    return {"size": size, "test_size": 0 if shown == size else shown, "test_crop": test_crop, "stored": stored}
 
 
 def load_untrained(run: str | Path, *, device: str = "auto") -> Model:

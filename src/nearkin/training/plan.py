@@ -55,6 +55,10 @@ class Plan:
         "evaluated by cosine (empty: that of the method).",
     )
     size: int = setting(0, "Side of the square network input, in pixels (0: that of the backbone).")
+    test_size: int = setting(0, "Side of the square in which test images are shown (0: size).")
+    test_crop: float = setting(
+        0.0, "Share of a test image's short side that the square covers, above 0 to 1 (0: 0.875, as 224 of 256)."
+    )
     stored: float = setting(
         0.0,
         "Largest short side at which images are kept, as a multiple of size; smaller images keep their own (0: 2, or "
@@ -152,7 +156,7 @@ RANGES: dict[str, tuple[float, float]] = {
     "epochs": (0, math.inf),
     "stop_after": (0, 2**31),
     "dim": (0, 100_000),
-    **dict.fromkeys(("size", "warmup", "patience", "check_every", "evaluate_every", "seed"), (0, 2**31)),
+    **dict.fromkeys(("size", "test_size", "warmup", "patience", "check_every", "evaluate_every", "seed"), (0, 2**31)),
     **dict.fromkeys(("folds", "fold"), (0, 2**31)),
     "images_per_class": (-1, math.inf),
     **dict.fromkeys(("head_lr", "weight_decay", "clip_value", "clip_norm"), (0, 1e30)),
@@ -160,6 +164,7 @@ RANGES: dict[str, tuple[float, float]] = {
     "decay": (TINY, 1),
     "momentum": (0, 1),
     "stored": (0, 100),
+    "test_crop": (0, 1),
     "drop_path": (0, 1 - 1e-9),
     "fraction": (TINY, 1),
     "held_out": (TINY, 1 - 1e-9),

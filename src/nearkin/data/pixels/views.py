@@ -52,9 +52,9 @@ class Augmentation(Protocol):
         """Augment a batch; each image depends only on itself and its row of draws."""
 
 
-def short_side_for(size: int) -> int:
-    """Return the short side at which images are stored for crops of `size`: 256 for 224, others in proportion."""
-    return round(size * 256 / 224)
+def short_side_for(size: int, *, share: float = 0.0) -> int:
+    """Return the short side of an image of which a square of `size` shows this share (0: 224/256)."""
+    return round(size / share) if share else round(size * 256 / 224)
 
 
 def augment(text: str, *, size: int, short_side: int, normalise: Normalise, compiled: bool = False) -> Augment:
