@@ -28,6 +28,8 @@ class Settings(TypedDict, total=False):
     drop_path: float
     space: str
     size: int
+    test_size: int
+    test_crop: float
     stored: float
     augment: str
     test: Literal["split", "none"]
