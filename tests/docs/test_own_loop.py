@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from pytorch_metric_learning.miners import MultiSimilarityMiner
 from torch import nn
 
 import nearkin as nk
@@ -53,15 +54,15 @@ def test_a_block_of_the_page_runs_and_learns(number):
     assert after > before + 5
 
 
-def test_there_are_five_blocks():
-    assert len(BLOCKS) == 5
+def test_there_are_six_blocks():
+    assert len(BLOCKS) == 6
 
 
 @pytest.mark.filterwarnings("ignore:Converting a tensor with requires_grad")
 def test_a_trainer_moves_the_proxies_too():
     names = surroundings()
     block = (
-        BLOCKS[4]
+        BLOCKS[5]
         .replace("multi_similarity", "proxy_anchor")
         .replace(
             '"trunk_optimizer"', '"metric_loss_optimizer": torch.optim.AdamW(method.groups(lr=1e-3)), "trunk_optimizer"'
@@ -73,10 +74,17 @@ def test_a_trainer_moves_the_proxies_too():
     assert not torch.equal(before, names["method"].proxies.vectors)
 
 
-def test_a_miner_is_refused():
-    method = nk.method("contrastive", classes=2, dim=3)
-    with pytest.raises(nk.NearkinError, match="mining built in"):
-        method(torch.randn(2, 3), torch.tensor([0, 1]), (1, 2, 3))
+@pytest.mark.filterwarnings("ignore:Converting a tensor with requires_grad")
+def test_a_trainer_takes_a_miner():
+    names = surroundings()
+    miner = MultiSimilarityMiner()
+    exec(BLOCKS[5].split("trainer.train")[0].replace('"multi_similarity"', '"multi_similarity(mining=False)"'), names)
+    names["trainer"].mining_funcs = {"tuple_miner": miner}
+    seen = []
+    names["method"].register_forward_pre_hook(lambda _, args: seen.append(args[2]))
+    names["trainer"].train(num_epochs=1)
+    assert len(seen) == 10
+    assert all(len(indices) == 4 for indices in seen)
 
 
 def test_the_block_on_scores_runs():

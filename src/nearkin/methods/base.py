@@ -13,7 +13,7 @@ and calls `after_step` itself when an optimiser has stepped since.
 
 import itertools
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol, Self
 
 import torch
@@ -21,7 +21,10 @@ from torch import Tensor, nn
 
 from nearkin.errors import LoopWarning, NearkinError
 from nearkin.methods import samplers
+from nearkin.methods.indices import with_pairs, with_triplets
 from nearkin.methods.proxies import Proxies
+from nearkin.methods.reduction import Reduction, check_reduction, reduce
+from nearkin.methods.reduction import sample_weights as weights_of_samples
 from nearkin.methods.relation import References, Relation, batch_references, relate
 from nearkin.methods.state import PreciseModule
 from nearkin.methods.step import Step as Step
@@ -137,20 +140,18 @@ class Method(PreciseModule):
         self,
         x: Tensor,
         y: Tensor,
-        indices_tuple: None = None,
+        indices: Sequence[Tensor] | None = None,
         *,
         images: Tensor | None = None,
         index: Tensor | None = None,
     ) -> Tensor:
         """The loss of embeddings [B, D] and labels [B], for a loop of your own.
 
-        The third argument is passed by the trainers of pytorch-metric-learning; it is None unless a miner is set.
         `images`, the network's input, and `index`, rows of the training set, are for strategies that ask for them.
+        `indices` are pairs or triplets from a miner, which a strategy does not take; see `Loss.forward`.
         """
-        if indices_tuple is not None:
-            raise NearkinError(
-                "nearkin's losses have mining built in: remove the miner and set the option of the loss."
-            )
+        if indices is not None:
+            raise NearkinError("A strategy chooses its own pairs: remove the miner, or use a loss on pairs alone.")
         check_batch(x, y, classes=self.known_classes, dim=self.known_dim, space=self.space)
         self._check_device(x)
         return self._watched(Step(x, y, images=images, index=index))
@@ -172,14 +173,15 @@ class Method(PreciseModule):
         """The batches of one optimiser step as one batch."""
         return join(steps)
 
-    def _watched(self, step: Step) -> Tensor:
+    def _watched(self, step: Step, loss_of: Callable[[Step], Tensor] | None = None) -> Tensor:
         """The loss of a step, for which `catch_up` calls `after_step`."""
+        loss_of = loss_of or self.loss
         if not torch.compiler.is_compiling():
             self._ask(step)
         if not self.updates_state:
-            return self.loss(step)
+            return loss_of(step)
         self.catch_up()
-        loss = self.loss(step)
+        loss = loss_of(step)
         if self.training and loss.requires_grad and not self._lacks:
             self._remember(loss, step)
         return loss
@@ -245,6 +247,7 @@ class Loss(Method):
 
     proxies: Proxies | None
     one_per_class: bool = False  # expects one reference per class, as in a softmax over classes
+    lists_triplets: bool = False  # triplets from a miner are rows of their own; else they count as pairs
 
     def __init__(self) -> None:
         super().__init__()
@@ -260,6 +263,53 @@ class Loss(Method):
 
     def loss(self, step: Step) -> Tensor:
         return self.objective(relate(step.x, step.y, self.references(step.x, step.y), self.space))
+
+    def forward(
+        self,
+        x: Tensor,
+        y: Tensor,
+        indices: Sequence[Tensor] | None = None,
+        *,
+        images: Tensor | None = None,
+        index: Tensor | None = None,
+        references: References | tuple[Tensor, Tensor] | None = None,
+        reduction: Reduction = "mean",
+        sample_weights: Tensor | None = None,
+        class_weights: Tensor | None = None,
+    ) -> Tensor:
+        """The loss of embeddings [B, D] and labels [B], for a loop of your own.
+
+        `references`: other vectors [R, D] and their labels [R] that a pair loss compares the batch with.
+        `indices`: the only pairs that count, as the miners of pytorch-metric-learning return them: anchors, positives,
+        negatives; or anchors, positives, anchors, negatives. Positives and negatives are rows of the references.
+        `reduction`: mean, mean_nonzero, sum or none, over losses per sample whose mean is the published loss.
+        `sample_weights` [B] and `class_weights` [C] multiply the losses per sample.
+        """
+        options = (references, indices, sample_weights, class_weights)
+        check_batch(x, y, classes=self.known_classes, dim=self.known_dim, space=self.space)
+        if reduction == "mean" and all(option is None for option in options):
+            return self._watched(Step(x, y, images=images, index=index))
+        check_reduction(reduction)
+        if self.proxies is not None and (references is not None or indices is not None):
+            raise NearkinError(
+                f"{self.spec.name or 'This loss'} compares samples with its proxies: references and indices (a miner) "
+                "are for losses on pairs."
+            )
+        weights = weights_of_samples(y, sample_weights, class_weights)
+
+        def loss_of(step: Step) -> Tensor:
+            others = self.references(step.x, step.y) if references is None else check_references(references, step.x)
+            r = relate(step.x, step.y, others, self.space)
+            by_row = weights
+            if indices is not None:
+                r = with_triplets(r, indices) if self.lists_triplets else with_pairs(r, indices)
+                if weights is not None and self.lists_triplets and len(indices) == 3:
+                    by_row = weights[indices[0].long()]
+            if reduction == "mean" and by_row is None:
+                return self.objective(r)
+            return reduce(self.objective(r._replace(by_sample=True)), reduction, by_row)
+
+        return self._watched(Step(x, y, images=images, index=index), loss_of)
 
     def at_check(self, model: nn.Module, embed: Embed, labels: Tensor, score: float | None = None) -> None:
         super().at_check(model, embed, labels, score)
@@ -345,3 +395,16 @@ def check_batch(
                 f"In space {space.value} embedding norms must be below {most:.0e}; got {longest:.0e}: "
                 "lower the learning rate, or use space=cosine."
             )
+
+
+def check_references(references: References | tuple[Tensor, Tensor], x: Tensor) -> References:
+    """References from a pair of vectors and labels, after a check of their shapes and types."""
+    refs = references if isinstance(references, References) else References(*references)
+    if refs.vectors.ndim != 2 or refs.labels.shape != refs.vectors.shape[:1] or refs.vectors.shape[1] != x.shape[1]:
+        raise NearkinError(
+            f"references are vectors [R, {x.shape[1]}] and labels [R]; got {list(refs.vectors.shape)} and "
+            f"{list(refs.labels.shape)}."
+        )
+    if refs.labels.is_floating_point() or refs.labels.dtype == torch.bool:
+        raise NearkinError(f"The labels of references are integers; got {refs.labels.dtype}.")
+    return refs

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from nearkin.errors import NearkinError
 from nearkin.space import Space, full_precision, norm
 
 By = Literal["row", "column"]
@@ -41,6 +42,7 @@ class Relation(NamedTuple):
     vectors: Tensor  # [R, D] the references, projected into the space
     per_class: int  # K, if the references are proxies grouped by class; else 0
     space: Space = Space.COSINE
+    by_sample: bool = False  # losses are wanted per sample: see sum_terms
 
     @property
     def T(self) -> "Relation":  # noqa: N802 (as Tensor.T)
@@ -311,3 +313,35 @@ def listed(mask: Tensor) -> tuple[Tensor, Tensor]:
 def mean_where(values: Tensor, present: Tensor) -> Tensor:
     """Mean of the entries that are present; 0, with zero gradient, if there are none."""
     return torch.where(present, values, 0).sum() / present.sum().clamp_min(1)
+
+
+# The last reduction of an objective: its terms are one or several per sample.
+
+
+def sum_terms(r: Relation, z: Tensor, mask: Tensor | None = None, rows: Tensor | None = None) -> Tensor:
+    """Sum of the terms of a loss over the mask, a scalar; or [B] if the relation asks for losses per sample.
+
+    A sample's loss is B times its share of the sum, so that the mean over samples is the loss. Terms are [B], [B, …],
+    or [N] with the number of the sample of each, `rows`.
+    """
+    if not r.by_sample:
+        return total_of(z, mask)
+    z, B = z if mask is None else torch.where(mask, z, 0), len(r.rows)
+    return B * (z.flatten(1).sum(1) if z.ndim > 1 else z if rows is None else z.new_zeros(B).index_add(0, rows, z))
+
+
+def mean_terms(r: Relation, values: Tensor, present: Tensor, rows: Tensor | None = None) -> Tensor:
+    """Mean of the terms of a loss that are present, 0 if there are none; see sum_terms."""
+    if not r.by_sample:
+        return mean_where(values, present)
+    return sum_terms(r, values, present, rows) / present.sum().clamp_min(1)
+
+
+def sum_of_columns(r: Relation, z: Tensor) -> Tensor:
+    """Sum of terms that belong to references [R], and not to samples."""
+    if r.by_sample:
+        raise NearkinError(
+            "This loss is a mean over proxies, not over samples, so it has no losses or weights of samples: leave out "
+            "reduction, sample_weights and class_weights, or use mpa_dw, which sums over samples."
+        )
+    return z.sum()

@@ -34,7 +34,7 @@ from torch import Tensor
 from nearkin.errors import NearkinError, zero_or_more
 from nearkin.methods.base import Loss
 from nearkin.methods.losses.n_pair import n_pair
-from nearkin.methods.relation import Relation, listed, log1p_sum_exp, mean_where
+from nearkin.methods.relation import Relation, listed, log1p_sum_exp, mean_terms
 from nearkin.space import full_precision
 
 
@@ -52,7 +52,7 @@ def angular(r: Relation, *, angle: float, positives: int, weights: Tensor | None
     side = 2 * (1 + t) * (x * v).sum(-1)
     if weights is not None:
         third, side = weights[i] * third, weights[i, j] * side
-    return mean_where(log1p_sum_exp(third - side[:, None], r.neg[i], by="row"), taken)
+    return mean_terms(r, log1p_sum_exp(third - side[:, None], r.neg[i], by="row"), taken, rows=i)
 
 
 class Angular(Loss):

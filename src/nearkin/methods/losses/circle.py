@@ -25,7 +25,7 @@ from torch.nn import functional as F
 
 from nearkin.errors import above_zero
 from nearkin.methods.base import Loss
-from nearkin.methods.relation import Relation, exists, log_sum_exp, mean_where, weighted
+from nearkin.methods.relation import Relation, exists, log_sum_exp, mean_terms, weighted
 
 
 def circle(r: Relation, *, margin: float, gamma: float, weights: Tensor | None = None) -> Tensor:
@@ -35,7 +35,7 @@ def circle(r: Relation, *, margin: float, gamma: float, weights: Tensor | None =
     push = gamma * (s + margin).clamp_min(0) * (r.s - margin)  # Eq. 2
     both = exists(r.pos, by="row") & exists(r.neg, by="row")
     z = log_sum_exp(weighted(pull, weights), r.pos, by="row") + log_sum_exp(weighted(push, weights), r.neg, by="row")
-    return mean_where(F.softplus(z, threshold=50), both)  # Eq. 1
+    return mean_terms(r, F.softplus(z, threshold=50), both)  # Eq. 1
 
 
 class Circle(Loss):

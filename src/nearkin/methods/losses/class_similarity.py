@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from nearkin.methods.relation import Relation, exists, gram, log_sum_exp, mean_where, total_of
+from nearkin.methods.relation import Relation, exists, gram, log_sum_exp, mean_terms, total_of
 
 Similarity = Literal["soft", "max", "mean"]
 
@@ -96,4 +96,4 @@ def positive_exponent(z: Tensor, r: Relation) -> Tensor:
 def cross_entropy(z_positive: Tensor, z: Tensor, r: Relation) -> Tensor:
     """−log(e^z_positive / (e^z_positive + Σ_neg e^z)), averaged over samples with a positive."""
     rest = log_sum_exp(z, r.neg, by="row")
-    return mean_where(F.softplus(rest - z_positive, threshold=50), exists(r.pos, by="row"))
+    return mean_terms(r, F.softplus(rest - z_positive, threshold=50), exists(r.pos, by="row"))

@@ -37,7 +37,7 @@ from torch import Tensor
 
 from nearkin.errors import zero_or_more
 from nearkin.methods.base import Loss
-from nearkin.methods.relation import Relation, count, distance, mean_where, top_of_row, total_of, weighted
+from nearkin.methods.relation import Relation, count, distance, mean_terms, sum_terms, top_of_row, total_of, weighted
 
 Form = Literal["c1", "c2", "squared"]
 Mining = Literal["all", "hard"]
@@ -54,7 +54,7 @@ def c1(r: Relation, *, margin: float, mining: Mining, weights: Tensor | None = N
     neg = hard_negatives(r, r.s) if mining == "hard" else r.neg
     pull = weighted(1 - r.s, weights).clamp_min(0)
     push = weighted(r.s - margin, weights).clamp_min(0)
-    return (total_of(pull, r.pos) + total_of(push, neg)) / len(r.rows)
+    return (sum_terms(r, pull, r.pos) + sum_terms(r, push, neg)) / len(r.rows)
 
 
 def c2(
@@ -66,8 +66,8 @@ def c2(
     pull = weighted(d - positive, weights).clamp_min(0)
     push = weighted(negative - d, weights).clamp_min(0)
     if reduce == "sum":
-        return total_of(pull, r.pos) + total_of(push, neg)
-    return mean_where(pull, r.pos & (pull > 0)) + mean_where(push, neg & (push > 0))
+        return sum_terms(r, pull, r.pos) + sum_terms(r, push, neg)
+    return mean_terms(r, pull, r.pos & (pull > 0)) + mean_terms(r, push, neg & (push > 0))
 
 
 def squared(r: Relation, *, negative: float, mining: Mining, weights: Tensor | None = None) -> Tensor:
@@ -77,7 +77,7 @@ def squared(r: Relation, *, negative: float, mining: Mining, weights: Tensor | N
     pull = weighted(d, weights).square()
     push = weighted(negative - d, weights).clamp_min(0).square()
     pairs = total_of(r.pos) + total_of(neg)
-    return (total_of(pull, r.pos) + total_of(push, neg)) / pairs.clamp_min(1)
+    return (sum_terms(r, pull, r.pos) + sum_terms(r, push, neg)) / pairs.clamp_min(1)
 
 
 class Contrastive(Loss):

@@ -31,7 +31,7 @@ from torch import Tensor
 
 from nearkin.errors import NearkinError
 from nearkin.methods.base import Loss
-from nearkin.methods.relation import Relation, mean_where, squared_distance, weighted
+from nearkin.methods.relation import Relation, mean_terms, squared_distance, weighted
 from nearkin.space import full_precision
 
 
@@ -53,7 +53,7 @@ def fast_ap(r: Relation, *, bins: int, weights: Tensor | None = None) -> Tensor:
     h_pos = H_pos.diff(dim=1, prepend=torch.zeros_like(H_pos[:, :1]))
     V = H_pos[:, -1]
     AP = (H_pos * h_pos / torch.where(H > 0, H, 1)).sum(1) / torch.where(V > 0, V, 1)
-    return mean_where(1 - AP, V > 0)  # Eq. 1
+    return mean_terms(r, 1 - AP, V > 0)  # Eq. 1
 
 
 class FastAP(Loss):

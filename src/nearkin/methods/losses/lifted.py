@@ -31,7 +31,7 @@ from torch import Tensor
 
 from nearkin.errors import zero_or_more
 from nearkin.methods.base import Loss
-from nearkin.methods.relation import Relation, distance, largest, log_sum_exp, total_of, weighted
+from nearkin.methods.relation import Relation, distance, largest, log_sum_exp, sum_terms, total_of, weighted
 from nearkin.space import Space
 
 
@@ -46,7 +46,7 @@ def lifted(r: Relation, *, margin: float, smooth: bool, weights: Tensor | None =
         rows, columns = largest(near, r.neg, by="row"), largest(near, r.neg, by="column")
         nearest = torch.maximum(rows[:, None], columns)
     J = (nearest + weighted(d, weights)).clamp_min(0)  # Eq. 3, 4
-    return total_of(J.square(), r.pos) / (2 * total_of(r.pos)).clamp_min(1)
+    return sum_terms(r, J.square(), r.pos) / (2 * total_of(r.pos)).clamp_min(1)
 
 
 class Lifted(Loss):

@@ -42,7 +42,17 @@ from torch import Tensor, nn
 
 from nearkin.errors import above_zero, zero_or_more
 from nearkin.methods.base import Loss, Step
-from nearkin.methods.relation import Relation, count, distance, largest, log_sum_exp, top_of_row, total_of, weighted
+from nearkin.methods.relation import (
+    Relation,
+    count,
+    distance,
+    largest,
+    log_sum_exp,
+    sum_terms,
+    top_of_row,
+    total_of,
+    weighted,
+)
 
 Sampling = Literal["distance", "all", "hard"]
 Over = Literal["nonzero", "all"]
@@ -84,7 +94,7 @@ def margin_loss(
     """Eq. 3.3 with one boundary per row, beta [B], and negatives that count t [B, R] times."""
     pull = weighted(d - beta[:, None] + margin, weights).clamp_min(0)
     push = weighted(beta[:, None] + margin - d, weights).clamp_min(0)
-    value = total_of(pull, r.pos) + total_of(t * push) + nu * total_of(count(r.pos, by="row") * beta)
+    value = sum_terms(r, pull, r.pos) + sum_terms(r, t * push) + nu * sum_terms(r, count(r.pos, by="row") * beta)
     n = total_of(r.pos & ((pull > 0) | (over == "all"))) + total_of(t, (push > 0) | (t > 0) & (over == "all"))
     return value / torch.where(n > 0, n, 1)  # Eq. 3.3
 

@@ -54,7 +54,7 @@ from nearkin.errors import above_zero, zero_or_more
 from nearkin.methods.base import Loss
 from nearkin.methods.losses.class_similarity import Similarity, by_class, class_weights, regulariser
 from nearkin.methods.proxies import Initial, Proxies
-from nearkin.methods.relation import Relation, exists, log1p_sum_exp, total_of, weighted
+from nearkin.methods.relation import Relation, exists, log1p_sum_exp, sum_of_columns, sum_terms, total_of, weighted
 
 
 def mpa(q: Relation, *, alpha: float, delta: float, weights: Tensor | None = None) -> Tensor:
@@ -63,20 +63,22 @@ def mpa(q: Relation, *, alpha: float, delta: float, weights: Tensor | None = Non
     push = log1p_sum_exp(weighted(alpha * (q.s + delta), weights), q.neg, by="column")
     with_positive = total_of(exists(q.pos, by="column"))
     with_negative = total_of(exists(q.neg, by="column"))
-    return total_of(pull) / with_positive.clamp_min(1) + total_of(push) / with_negative.clamp_min(1)  # Eq. 6
+    return sum_of_columns(q, pull) / with_positive.clamp_min(1) + sum_of_columns(q, push) / with_negative.clamp_min(
+        1
+    )  # Eq. 6
 
 
 def mpa_dw(q: Relation, *, alpha: float, delta: float, weights: Tensor | None = None) -> Tensor:
     """Eq. 12, with one column per class."""
     pull = log1p_sum_exp(weighted(-alpha * (q.s - delta), weights), q.pos, by="row")
     push = log1p_sum_exp(weighted(alpha * (q.s + delta), weights), q.neg, by="row")
-    return total_of(pull + push) / len(q.rows)  # Eq. 12
+    return sum_terms(q, pull + push) / len(q.rows)  # Eq. 12
 
 
 def mpa_ap(q: Relation, *, alpha: float, delta: float, weights: Tensor | None = None) -> Tensor:
     """Eq. 16, with one column per class."""
     S = torch.where(q.pos, delta - q.s, q.s + delta)  # Eq. 15
-    return total_of(log1p_sum_exp(weighted(alpha * S, weights), q.pos | q.neg, by="row")) / len(q.rows)  # Eq. 16
+    return sum_terms(q, log1p_sum_exp(weighted(alpha * S, weights), q.pos | q.neg, by="row")) / len(q.rows)  # Eq. 16
 
 
 class Similarities(Protocol):

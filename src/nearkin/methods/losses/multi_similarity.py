@@ -32,7 +32,7 @@ from torch import Tensor
 
 from nearkin.errors import above_zero
 from nearkin.methods.base import Loss
-from nearkin.methods.relation import Relation, largest, log1p_sum_exp, smallest, total_of, weighted
+from nearkin.methods.relation import Relation, largest, log1p_sum_exp, smallest, sum_terms, weighted
 
 
 def mine(r: Relation, *, epsilon: float) -> tuple[Tensor, Tensor]:
@@ -51,7 +51,7 @@ def multi_similarity(
     above = weighted(r.s - base, weights)
     pull = log1p_sum_exp(-alpha * above, pos, by="row")
     push = log1p_sum_exp(beta * above, neg, by="row")
-    return total_of(pull / alpha + push / beta) / len(r.rows)  # Eq. 1
+    return sum_terms(r, pull / alpha + push / beta) / len(r.rows)  # Eq. 1
 
 
 class MultiSimilarity(Loss):

@@ -32,7 +32,7 @@ from torch.nn import functional as F
 
 from nearkin.errors import zero_or_more
 from nearkin.methods.base import Loss
-from nearkin.methods.relation import EMPTY, Relation, log_sum_exp, mean_where, weighted
+from nearkin.methods.relation import EMPTY, Relation, log_sum_exp, mean_terms, mean_where, weighted
 from nearkin.space import Space
 
 
@@ -40,7 +40,7 @@ def n_pair(r: Relation, weights: Tensor | None = None) -> Tensor:
     """Mean over positive pairs of the softmax loss against all negatives."""
     s = weighted(r.s, weights)
     negatives = log_sum_exp(s, r.neg, by="row")
-    return mean_where(F.softplus(negatives[:, None] - s, threshold=50), r.pos)
+    return mean_terms(r, F.softplus(negatives[:, None] - s, threshold=50), r.pos)
 
 
 def mean_square_norm(r: Relation) -> Tensor:

@@ -30,14 +30,14 @@ from torch import Tensor
 
 from nearkin.errors import above_zero
 from nearkin.methods.base import Loss
-from nearkin.methods.relation import Relation, count, log_sum_exp, mean_where, squared_distance, weighted
+from nearkin.methods.relation import Relation, count, log_sum_exp, mean_terms, squared_distance, weighted
 
 
 def nca(r: Relation, *, scale: float, weights: Tensor | None = None) -> Tensor:
     """Eq. 3 over the rows."""
     z = weighted(-scale * squared_distance(r), weights)
     log_p = log_sum_exp(z, r.pos, by="row") - log_sum_exp(z, r.pos | r.neg, by="row")  # Eq. 1, 2
-    return mean_where(-log_p, count(r.pos, by="row") > 0)  # Eq. 3
+    return mean_terms(r, -log_p, count(r.pos, by="row") > 0)  # Eq. 3
 
 
 class NCA(Loss):

@@ -28,14 +28,14 @@ from torch.nn import functional as F
 
 from nearkin.errors import above_zero
 from nearkin.methods.base import Loss
-from nearkin.methods.relation import Relation, log_sum_exp, mean_where, weighted
+from nearkin.methods.relation import Relation, log_sum_exp, mean_terms, weighted
 
 
 def nt_xent(r: Relation, *, temperature: float, weights: Tensor | None = None) -> Tensor:
     """The mean of Eq. 1 over positive pairs."""
     z = weighted(r.s / temperature, weights)
     negatives = log_sum_exp(z, r.neg, by="row")
-    return mean_where(F.softplus(negatives[:, None] - z, threshold=50), r.pos)  # Eq. 1
+    return mean_terms(r, F.softplus(negatives[:, None] - z, threshold=50), r.pos)  # Eq. 1
 
 
 class NTXent(Loss):

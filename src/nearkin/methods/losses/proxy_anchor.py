@@ -31,7 +31,7 @@ from torch import Tensor
 from nearkin.errors import above_zero
 from nearkin.methods.base import Loss
 from nearkin.methods.proxies import Initial, Proxies
-from nearkin.methods.relation import Relation, exists, log1p_sum_exp, total_of, weighted
+from nearkin.methods.relation import Relation, exists, log1p_sum_exp, sum_of_columns, total_of, weighted
 
 
 def pull_and_push(
@@ -47,7 +47,9 @@ def pull_and_push(
     push = log1p_sum_exp(weighted(alpha * (r.s + delta), weights), r.neg, by="column")  # Eq. 4, second line
     P = float(len(r.columns))
     with_positive = total_of(exists(r.pos, by="column"))
-    return total_of(pull) / (P if positives == "all" else with_positive.clamp_min(1)), total_of(push) / P
+    return sum_of_columns(r, pull) / (P if positives == "all" else with_positive.clamp_min(1)), sum_of_columns(
+        r, push
+    ) / P
 
 
 def proxy_anchor(

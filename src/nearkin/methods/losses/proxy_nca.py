@@ -36,14 +36,14 @@ from nearkin.errors import above_zero
 from nearkin.methods.base import Loss
 from nearkin.methods.losses.class_similarity import positive_exponent
 from nearkin.methods.proxies import Initial, Proxies
-from nearkin.methods.relation import Relation, exists, log_sum_exp, mean_where, minus_squared_distance
+from nearkin.methods.relation import Relation, exists, log_sum_exp, mean_terms, minus_squared_distance
 
 
 def proxy_nca(r: Relation, *, scale: float, weights: Tensor | None = None) -> Tensor:
     """Eq. 1 with the references as proxies."""
     z = scale * minus_squared_distance(r, weights)
     counted = exists(r.pos, by="row") & exists(r.neg, by="row")
-    return mean_where(log_sum_exp(z, r.neg, by="row") - positive_exponent(z, r), counted)  # Eq. 1, 2
+    return mean_terms(r, log_sum_exp(z, r.neg, by="row") - positive_exponent(z, r), counted)  # Eq. 1, 2
 
 
 class ProxyNCA(Loss):

@@ -29,7 +29,7 @@ from torch import Tensor
 
 from nearkin.errors import above_zero, zero_or_more
 from nearkin.methods.base import Loss
-from nearkin.methods.relation import Relation, count, distance, log_sum_exp, total, total_of, weighted
+from nearkin.methods.relation import Relation, count, distance, log_sum_exp, sum_terms, total, weighted
 
 
 def ranked_list(
@@ -43,7 +43,7 @@ def ranked_list(
     z = temperature * inside.detach()
     w = torch.where(near, (z - log_sum_exp(z, near, by="row")[:, None]).clamp(-80, 0).exp(), 0)
     push = total(w * inside, near, by="row")
-    return total_of(pull + balance * push) / len(r.rows)
+    return sum_terms(r, pull + balance * push) / len(r.rows)
 
 
 class RankedList(Loss):

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from nearkin.errors import above_zero
 from nearkin.methods.base import Loss
-from nearkin.methods.relation import Relation, count, log_sum_exp, mean_where, total, weighted
+from nearkin.methods.relation import Relation, count, log_sum_exp, mean_terms, total, weighted
 
 
 def supcon(r: Relation, *, temperature: float, weights: Tensor | None = None) -> Tensor:
@@ -32,7 +32,7 @@ def supcon(r: Relation, *, temperature: float, weights: Tensor | None = None) ->
     z = weighted(r.s / temperature, weights)
     P = count(r.pos, by="row")
     mean_positive = total(z, r.pos, by="row") / P.clamp_min(1)
-    return mean_where(log_sum_exp(z, r.pos | r.neg, by="row") - mean_positive, P > 0)  # Eq. 2
+    return mean_terms(r, log_sum_exp(z, r.pos | r.neg, by="row") - mean_positive, P > 0)  # Eq. 2
 
 
 class SupCon(Loss):

@@ -46,7 +46,7 @@ from torch.utils.checkpoint import checkpoint
 
 from nearkin.errors import zero_or_more
 from nearkin.methods.base import Loss
-from nearkin.methods.relation import Relation, count, squared_distance, total_of, weighted
+from nearkin.methods.relation import Relation, count, squared_distance, sum_terms, total_of, weighted
 from nearkin.methods.relation import distance as euclidean
 from nearkin.space import full_precision
 
@@ -74,7 +74,7 @@ def triplet_sum(r: Relation, u: Tensor, *, margin: float, semi_hard: bool) -> tu
     """The sum of Eq. 3.2 over all or the semi-hard triplets, and the number of non-zero terms."""
     k, m = memberships(r, u, margin=margin, semi_hard=semi_hard)
     active = total_of(k)
-    return total_of((k - m) * u) + margin * active, active
+    return sum_terms(r, (k - m) * u) + margin * sum_terms(r, k), active
 
 
 def hard_sum(r: Relation, u: Tensor, *, margin: float) -> tuple[Tensor, Tensor]:
@@ -82,7 +82,7 @@ def hard_sum(r: Relation, u: Tensor, *, margin: float) -> tuple[Tensor, Tensor]:
     farthest = torch.where(r.pos, u, -torch.inf).sort(1, descending=True).values
     nearest = torch.where(r.neg, u, torch.inf).sort(1).values
     terms = (farthest - nearest + margin).clamp_min(0)  # −∞ becomes 0 where either side has run out
-    return total_of(terms), total_of(terms > 0)
+    return sum_terms(r, terms), total_of(terms > 0)
 
 
 def place_in_row(u: Tensor, mask: Tensor) -> Tensor:
@@ -120,14 +120,15 @@ def listed_sum(
         z = own - other + margin
         terms = F.softplus(z) if smooth else z.clamp_min(0)
         counted = triplets & (terms > 0) if over == "nonzero" else triplets
-        return total_of(terms, triplets), total_of(counted)
+        return torch.where(triplets, terms, 0).sum((1, 2)), total_of(counted)
 
     step = max(1, TERMS // u.shape[1] ** 2)
-    parts = [slice(start, start + step) for start in range(0, len(u), step)]
+    parts = [slice(start, start + step) for start in range(0, max(len(u), 1), step)]
     if len(parts) == 1:
-        return part(parts[0])
+        value, n = part(parts[0])
+        return sum_terms(r, value), n
     sums = [checkpoint(part, rows, use_reentrant=False, preserve_rng_state=False) for rows in parts]
-    return torch.stack([value for value, _ in sums]).sum(), torch.stack([n for _, n in sums]).sum()
+    return sum_terms(r, torch.cat([value for value, _ in sums])), torch.stack([n for _, n in sums]).sum()
 
 
 def between_references(r: Relation, *, squared: bool) -> Tensor:
@@ -170,6 +171,7 @@ class Triplet(Loss):
     """The triplet loss over all, semi-hard or hard triplets."""
 
     images_per_class = 4
+    lists_triplets = True
     later_options = ("swap", "smooth")
 
     def __init__(
