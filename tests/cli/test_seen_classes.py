@@ -7,7 +7,7 @@ from made import make_images
 
 from nearkin.cli import main
 from nearkin.files import read_json
-from nearkin.training.images import seen_classes
+from nearkin.training.seen_classes import seen_classes
 
 TINY = ["--backbone", "conv4", "--dim", "4", "--batch", "4", "--epochs", "0", "--device", "cpu"]
 

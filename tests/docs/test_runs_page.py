@@ -79,3 +79,10 @@ def test_a_logger_receives_settings_and_curves(tmp_path, monkeypatch, package, f
     assert [(value, step) for name, value, step in stand_in.points if name == "loss"] == losses
     assert {f"test/MAP{at}R", f"kept/MAP{at}R", "lr"} < {name for name, _, _ in stand_in.points}
     assert not stand_in.active
+
+
+def test_a_model_is_changed_by_hand_and_saved(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    nk.train(**{**SMALL, "epochs": 0}, out="runs/photos")
+    exec(compile(block("torch"), str(PAGE), "exec"), {})
+    assert not nk.load("runs/photos-changed").embed(nk.load_dataset(SMALL["data"]).test.sources)[:, -1].any()

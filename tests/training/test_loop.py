@@ -324,8 +324,8 @@ def test_resume_needs_a_run_and_no_settings(tmp_path):
         nk.train(resume=True)
     with pytest.raises(nk.NearkinError, match="a run folder"):
         nk.train(resume=True, out=tmp_path)
-    with pytest.raises(nk.NearkinError, match="leave out epochs"):
-        nk.train(resume=True, out=tmp_path, epochs=3)
+    with pytest.raises(nk.NearkinError, match="leave out lr"):
+        nk.train(resume=True, out=tmp_path, lr=0.1)
 
 
 def test_warm_up_moves_the_head_and_not_the_trunk(tmp_path):

@@ -14,13 +14,14 @@ from typing import Any, NamedTuple
 
 from nearkin.benchmark.suite import Row, Suite, SuiteData
 from nearkin.errors import NearkinError
-from nearkin.files import Json
+from nearkin.files import Json, content_digest
 from nearkin.methods.catalogue import METHODS, method
 from nearkin.methods.losses import LOSSES
 from nearkin.methods.strategies import STRATEGIES
 from nearkin.networks.backbones import BACKBONES, backbone_settings
 from nearkin.spec import Call, nearest, parse
 from nearkin.training.plan import Plan, make_plan
+from nearkin.training.run_folder import RunFolder
 
 NEUTRAL = ("device", "compile", "metrics", "evaluate_every", "snapshots", "tensorboard")
 """Settings that affect only speed and reporting."""
@@ -122,6 +123,7 @@ def describe(settings: Mapping[str, Any], *, data: str) -> Json:
         "images_per_class": built.images_per_class if plan.images_per_class < 0 else plan.images_per_class,
         "head_lr": plan.head_lr or plan.lr,
         "test": "" if plan.test == Plan.test else plan.test,
+        "start": content_digest(RunFolder(plan.start).model) if plan.start else "",
         "own_seeds": plan.own_seeds and bool(plan.folds),
         "short_start": plan.short_start and built.space.norm_floor is None,
         "precision": settings.get("precision", "auto"),

@@ -112,7 +112,8 @@ def _plan_flags() -> list[inspect.Parameter]:
         default = ",".join(field.default) if isinstance(field.default, tuple) else str(field.default)
         shown = field.metadata["shown"] or default
         shown += f"; {Plan.backbone}: {of_backbone[field.name]}" if field.name in of_backbone else ""
-        option = typer.Option(help=field.metadata["help"], show_default=shown or "empty")
+        names = [field.metadata["flag"]] if field.metadata["flag"] else []
+        option = typer.Option(*names, help=field.metadata["help"], show_default=shown or "empty")
         hint = str if get_origin(hints[field.name]) is tuple else hints[field.name]
         annotation = Annotated[hint | None, option]  # type: ignore[valid-type]
         flags.append(inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation))

@@ -102,7 +102,7 @@ def _test_view(resolved: Json) -> str:
 
 
 def _scores_title(result: Json) -> str:
-    from nearkin.training.images import SeenClasses
+    from nearkin.training.seen_classes import SeenClasses
 
     tested = result.get("test_classes")  # older runs did not count them
     return f"{SeenClasses(**tested).title if tested else 'Test classes'}, percent"

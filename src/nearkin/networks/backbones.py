@@ -204,8 +204,14 @@ def check_size(trunk: Trunk, size: int) -> None:
         module.training = mode
 
 
+_TRUNK = "trunk.net."  # before the names of a trunk's weights in the model of a run
+
+
 def _load_file(net: nn.Module, row: Backbone, path: Path) -> None:
     state = read_weights(path)
+    if trunk := {key.removeprefix(_TRUNK): value for key, value in state.items() if key.startswith(_TRUNK)}:
+        load_weights(net, trunk, where=str(path))  # the model of a run, with our names
+        return
     try:
         state = dict(row.rename(state, net))
     except Exception as error:  # timm's filters fail in many ways on the tensors of another network

@@ -297,7 +297,7 @@ def run_facts(run: MeasuredRun) -> list[tuple[str, str]]:
         ("queries", f"{result['queries'] or len(run.query):,}{left_out}"),
         ("epoch chosen by", f"{CHOSEN[result['select']]} (epoch {result['kept_epoch']:g} of {plan['epochs']})"),
         ("seed", str(result["seed"])),
-        ("backbone", f"{plan['backbone']}, {plan['weights']} weights"),
+        ("backbone", f"{plan['backbone']}, {_weights(run.config)}"),
         ("test images", f"{run.size} px"),
         ("embedding", f"{run.points.shape[1]} dimensions, {run.space} space"),
         ("training", f"{trained}batch {plan['batch']}, {plan['optimiser']} at {plan['lr']:g}"),
@@ -309,6 +309,11 @@ def run_facts(run: MeasuredRun) -> list[tuple[str, str]]:
         *([("expected scores", _expected(result["expected"]))] if "expected" in result else []),
         *([("unreadable images", str(unreadable))] if unreadable else []),
     ]
+
+
+def _weights(config: Json) -> str:
+    start = config.get("start")
+    return f"started from the run {start['run']}" if start else f"{config['plan']['weights']} weights"
 
 
 def _expected(expected: Json) -> str:

@@ -18,10 +18,11 @@ from nearkin.files import Json, read_json
 from nearkin.report.picture_sheets import nearest_rows
 from nearkin.space import Space
 from nearkin.training.checkpoint import KnownClasses, read_classes
-from nearkin.training.images import Embedded, SeenClasses, seen_classes
+from nearkin.training.images import Embedded
 from nearkin.training.measure_run import embed_test
 from nearkin.training.run_folder import RunFolder
 from nearkin.training.run_metric import RunMetric
+from nearkin.training.seen_classes import SeenClasses, seen_classes
 
 NEIGHBOURS = 8
 MAIN_METRICS = ("MAP@R", "R@1")
@@ -93,7 +94,7 @@ def open_runs(
     if not folders:
         raise NearkinError("There is nothing to report: name at least one run folder.")
     configs = [read_json(folder.config) for folder in folders]
-    results = [_finished(folder) for folder in folders]
+    results = [folder.read_result() for folder in folders]
     labels = label_runs(configs, [folder.path.name for folder in folders])
     runs: list[MeasuredRun] = []
     for folder, config, result, label in zip(folders, configs, results, labels, strict=True):
@@ -109,14 +110,6 @@ def open_runs(
             )
         runs.append(run)
     return runs
-
-
-def _finished(folder: RunFolder) -> Json:
-    if not folder.result.exists():
-        raise NearkinError(
-            f"{folder.path} is not finished: continue it with nearkin train --resume --out {folder.path}."
-        )
-    return folder.read_result()
 
 
 def _measure(label: Label, folder: RunFolder, config: Json, result: Json, embedded: Embedded) -> MeasuredRun:
@@ -148,7 +141,7 @@ def _measure(label: Label, folder: RunFolder, config: Json, result: Json, embedd
         values=values,
         nearest=torch.cat([rows for rows, _ in found]),
         similarity=torch.cat([s for _, s in found]),
-        training_classes=frozenset(model.names),
+        training_classes=model.seen,
         class_records=read_classes(folder.classes),
     )
 

@@ -15,7 +15,8 @@ from nearkin.data.pixels.decode import BadImage, decode_file
 from nearkin.errors import NearkinError
 from nearkin.files import atomic_file
 from nearkin.space import Space
-from nearkin.training.images import Embedded, seen_classes
+from nearkin.training.images import Embedded
+from nearkin.training.seen_classes import seen_classes
 
 Picture = Image.Image | Tensor | Path  # a tensor is uint8 [1 or 3, H, W]
 
@@ -223,7 +224,7 @@ def neighbour_sheet(embedded: Embedded, path: Path, *, queries: int = 8, k: int 
         captions += [f"{'✓' if r else '✗'} {v:.2f}\n{n}" for r, v, n in zip(right, values, names, strict=True)]
         frames += [None, None, *(RIGHT if r else WRONG for r in right)]
     labels = [images.names[int(images.labels[query])] for query in chosen]
-    tested = seen_classes(images.names, model.names).title
+    tested = seen_classes(images.names, model.seen).title
     title = f"{model.plan.data}: queries and their nearest neighbours. {tested}.\n{LEGEND}"
     sheet = contact_sheet(
         pictures, captions=captions, frames=frames, row_labels=labels, title=title, columns=rows.shape[1] + 2, cell=112

@@ -132,7 +132,7 @@ def _calibration_images(run: RunFolder, model: Model, data: str | None, reporter
 
 def _of_new_classes(images: Images, model: Model) -> Images | None:
     """The images whose classes the model was not trained on."""
-    trained = set(model.names)
+    trained = model.seen
     new = [c for c, name in enumerate(images.names) if name not in trained]
     return images.of_classes(new) if new else None
 

@@ -115,7 +115,7 @@ def kept_epochs(run: RunFolder) -> dict[int, Path]:
 def plan_of(run: RunFolder, *, data: str | None = None, device: str = "auto") -> Plan:
     """Return the plan of a run, for this device and, if given, another location of the data."""
     settings: Json = {**read_json(run.config)["plan"], "device": str(resolve_device(device)), "precision": "auto"}
-    return make_plan(settings | {"weights": "none", "data": data or find_data(run)}, {})
+    return make_plan(settings | {"weights": "none", "start": "", "data": data or find_data(run)}, {})
 
 
 def open_snapshot(run: RunFolder, epoch: int, *, data: str | None = None, device: str = "auto") -> Snapshot:
@@ -130,8 +130,8 @@ def open_snapshot(run: RunFolder, epoch: int, *, data: str | None = None, device
     objective = method(config["method"], classes=len(names), dim=embedding_dim(plan), space=plan.space or None)
     embedder = build_embedder(plan, objective.space)  # the space of training, as the method has it
     objective.bind(embedder)
-    load_state(embedder, _below("model.", tensors), paths[epoch], run)
-    load_state(objective, _below("method.", tensors), paths[epoch], run)
+    load_state(embedder, _below("model.", tensors), paths[epoch], run.config)
+    load_state(objective, _below("method.", tensors), paths[epoch], run.config)
     return Snapshot(epoch, Model(embedder.to(plan.device).eval(), plan, names), objective.to(plan.device).eval())
 
 

@@ -7,16 +7,14 @@ from nearkin.console import markdown_table, score_cells
 from nearkin.data.images import counted
 from nearkin.errors import NearkinError
 from nearkin.files import Json, read_json
-from nearkin.training.images import SeenClasses
 from nearkin.training.run_folder import RunFolder
 from nearkin.training.run_metric import RunMetric
+from nearkin.training.seen_classes import SeenClasses
 
 
 def expected_of(run: RunFolder) -> Json:
     """Return what an evaluated run lets expect of a model that is trained again on all classes."""
-    if not run.result.exists():
-        raise NearkinError(f"{run.path} is not finished: continue it with nearkin train --resume --out {run.path}.")
-    result = read_json(run.result)
+    result = run.read_result()
     if not result["scores"]:
         raise NearkinError(
             f"{run.path} has no scores of its own, since it trained on all classes: name a run that was evaluated."

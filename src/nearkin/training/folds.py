@@ -16,13 +16,14 @@ from nearkin.console import Reporter
 from nearkin.errors import NearkinError
 from nearkin.files import Json, provenance, write_json
 from nearkin.methods.catalogue import method
-from nearkin.training.images import Embedded, measure, seen_classes
+from nearkin.training.images import Embedded, measure
 from nearkin.training.measure_run import embed_test
 from nearkin.training.model_card import write_card
 from nearkin.training.plan import Plan
 from nearkin.training.run_config import remove_config, write_config
 from nearkin.training.run_folder import RunFolder
 from nearkin.training.run_metric import RunMetric
+from nearkin.training.seen_classes import seen_classes
 
 
 def train_folds(
@@ -50,7 +51,7 @@ def train_folds(
     embedded = embed_test(run.path, device=plan.device, reporter=reporter)
     scores = measure(embedded, plan.metrics)
     joint = {str(RunMetric(name, plan.dim * plan.folds)): value for name, value in scores.items()}
-    tested = seen_classes(embedded.images.names, embedded.model.names)  # by any of the models
+    tested = seen_classes(embedded.images.names, embedded.model.seen)  # by any of the models
     result = _combine(results, joint, plan) | {"test_classes": tested._asdict()}
     write_card(run, result)
     write_json(run.result, result)

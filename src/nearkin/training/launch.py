@@ -20,11 +20,14 @@ from nearkin.errors import NearkinError
 from nearkin.files import LOCK, Json, read_json, write_lock
 from nearkin.methods.catalogue import method
 from nearkin.networks.backbones import check_size
+from nearkin.networks.embedder import Embedder
+from nearkin.space import Space
 from nearkin.training.defaults import fit_plan
 from nearkin.training.folds import train_folds
 from nearkin.training.images import Embedded, open_images, plan_dataset, training_images, with_storage
 from nearkin.training.loop import Network, Training
 from nearkin.training.model import Ensemble, Model, build_embedder, embedding_dim
+from nearkin.training.more_epochs import add_epochs
 from nearkin.training.moved_data import find_data
 from nearkin.training.optimiser import make_optimiser, parameter_groups, set_training
 from nearkin.training.plan import Plan, make_plan
@@ -33,6 +36,7 @@ from nearkin.training.run_config import write_config
 from nearkin.training.run_folder import RunFolder
 from nearkin.training.settings import Settings, with_plan_keywords
 from nearkin.training.settings_file import read_settings
+from nearkin.training.start import keeps_head, start_record, with_start
 from nearkin.training.tracking import Log, Tracker
 
 
@@ -124,14 +128,13 @@ def train_model(
     """
     training, head_scale = build_training(run, plan, data, reporter=reporter, log=log)
     training.batches()  # refuses impossible batches before anything is written
+    known = read_json(run.config) if run.config.exists() else {}
     more = {"resolved": _resolved(training) | {"head_scale": head_scale, "own_streams": True}}
-    if resume:
-        expected = read_json(run.config).get("expected") if run.config.exists() else None
-    if expected:
+    more |= {"start": start_record(run, plan)} if plan.start else {}
+    if expected := expected or known.get("expected"):
         more["expected"] = expected
     if resume and run.checkpoint.exists():
-        # How the model was built, perhaps by an older version.
-        more["resolved"] = read_json(run.config).get("resolved", {})
+        more["resolved"] = known.get("resolved", {})  # how the model was built, perhaps by an older version
         training.restore()
     objective = training.method
     write_config(run, plan, method=str(objective.spec), space=objective.ranked_in, **more)
@@ -172,10 +175,14 @@ def build_training(
         objective = method(plan.method, classes=train_set.classes, dim=dim, space=plan.space or None)
     if objective.needs_score and validation_set is None and plan.select != "test":
         raise NearkinError(f"{plan.method} needs the score of held-out classes: set select=validation.")
+    initial = plan
+    if run.checkpoint.exists() and plan.start and not RunFolder(plan.start).model.exists():
+        initial = dataclasses.replace(plan, start="")  # the checkpoint has all that came from there
     with drawing_from(plan.model_seed, "network"):
-        embedder = build_embedder(plan, objective.space)
+        embedder = build_embedder(initial, objective.space)
     embedder.to(torch.device(plan.device), memory_format=torch.channels_last)  # type: ignore[call-overload]
-    model = Model(embedder, plan, train_set.names, space=objective.ranked_in)
+    seen_before = start_record(run, plan)["seen_before"] if plan.start else ()
+    model = Model(embedder, plan, train_set.names, space=objective.ranked_in, seen_before=seen_before)
     if model.test_size != model.size:
         check_size(embedder.trunk, model.test_size)
     normalise = embedder.trunk.normalise
@@ -194,7 +201,7 @@ def build_training(
         validation = open_images(model, validation_set, "held-out", reporter=reporter)
     test = open_images(model, data.test, "test", reporter=reporter) if len(data.test) else None
 
-    head_scale = rescale_head(model, train.store)
+    head_scale = rescale_head(model, train.store, trained_in=_announce_start(embedder, initial, reporter))
     torch.manual_seed(stream_seed(plan.model_seed, "training"))
     objective.bind(embedder)
     objective.to(model.device)
@@ -216,22 +223,35 @@ def build_training(
     return training, head_scale
 
 
+def _announce_start(embedder: Embedder, plan: Plan, reporter: Reporter) -> Space | None:
+    """Say what a run starts from; return the space in which its head was trained, None for a new head."""
+    if not plan.start:
+        return None
+    kept = keeps_head(embedder, plan.start)
+    head = "" if kept else f", with a new head, because the embeddings have {embedder.dim} dimensions here"
+    reporter.note(f"Starts from the network of {plan.start}{head}.")
+    return Space(read_json(RunFolder(plan.start).config)["space"]) if kept else None
+
+
 def _check_classes(wanted: Images, readable: Images) -> None:
     if lost := sorted(set(wanted.names) - set(readable.names)):
         raise NearkinError(f"No image of the training class {lost[0]!r} can be read: repair the class or remove it.")
 
 
 @torch.no_grad()
-def rescale_head(model: Model, store: Store) -> float:
+def rescale_head(model: Model, store: Store, *, trained_in: Space | None = None) -> float:
     """Scale the head so that training images embed with the initial norm of the space; return the factor.
 
     Unnormalised embeddings of a pretrained network can have a norm above 100 and inner products in the thousands. A
     loss shrinks them fastest by silencing features, and the network is dead within an epoch. Starting from a norm of 1
-    or 2, `lifted` learns little; so does `n_pair` from 11 if the network is trained from scratch.
+    or 2, `lifted` learns little; so does `n_pair` from 11 if the network is trained from scratch. A head that was
+    trained in the same space stays as it is.
     """
     embedder, plan = model.embedder, model.plan
     wanted = embedder.space.initial_norm
     if wanted is None or not plan.short_start or isinstance(embedder, Ensemble) or embedder.head.linear is None:
+        return 1.0
+    if trained_in is embedder.space:
         return 1.0
     rows = torch.linspace(0, len(store) - 1, min(plan.batch, len(store))).long()  # spread over all classes
     (_, pixels), *_ = store.read_batches(iter([rows]), read_ahead=0)
@@ -239,7 +259,8 @@ def rescale_head(model: Model, store: Store) -> float:
     set_training(trial, trial.trunk, plan, warming_up=False)
     norm = float(trial(model.view(pixels)).norm(dim=1).mean())
     scale = wanted / norm if norm else 1.0
-    embedder.head.linear.weight *= scale
+    for parameter in embedder.head.linear.parameters():  # the bias of a new head is 0
+        parameter.mul_(scale)
     return scale
 
 
@@ -249,8 +270,8 @@ def _compile(model: Model) -> Network:
     return torch.compile(model.embedder, mode=mode)
 
 
-MAY_CHANGE = {"data", "device"}
-"""Settings that a run may resume with: its data or its device have moved."""
+MAY_CHANGE = {"data", "device", "epochs"}
+"""Settings that a run may resume with: its data or its device have moved, or it is to train longer."""
 
 
 @contextmanager
@@ -282,10 +303,14 @@ def _open_folder(
         if fixed := sorted(settings.keys() - MAY_CHANGE):
             raise NearkinError(f"A resumed run has its own settings; leave out {', '.join(fixed)}.")
         run = RunFolder(out)
-        read_json(run.config, needs={"plan": dict})  # the error says that this is not a run
+        if read_json(run.config, needs={"plan": dict}).get("saved"):
+            raise NearkinError(f"{run.path} was written by Model.save: there is no training to resume; use --from.")
         with write_lock(run.path):
+            if "epochs" in settings:
+                add_epochs(run, settings["epochs"], reporter)
             yield run, _resumed_plan(run, settings), None
         return
+    settings = with_start(settings)
     # Refuse wrong settings before the data are read; which snapshots there can be depends on the backbone's epochs.
     asked = make_plan({name: value for name, value in settings.items() if name != "snapshots"}, {})
     data = plan_dataset(asked)

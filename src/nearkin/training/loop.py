@@ -21,7 +21,7 @@ from nearkin.methods.samplers import steps_per_epoch
 from nearkin.training import checkpoint
 from nearkin.training.checkpoint import write_classes, write_snapshot
 from nearkin.training.estimate import estimate_words, remaining_seconds, time_steps
-from nearkin.training.images import Embedded, OpenImages, embed_images, measure, seen_classes
+from nearkin.training.images import Embedded, OpenImages, embed_images, measure
 from nearkin.training.measure_gain import gain_since, write_values
 from nearkin.training.model import Model, autocast, embed_store
 from nearkin.training.model_card import write_card
@@ -29,6 +29,7 @@ from nearkin.training.optimiser import checks_without_progress, lr_factor, set_t
 from nearkin.training.plan import Plan
 from nearkin.training.random_streams import Stream, stream_seed
 from nearkin.training.run_folder import RunFolder
+from nearkin.training.seen_classes import seen_classes
 from nearkin.training.tracking import Tracker
 
 Network = Callable[[Tensor], Tensor]
@@ -254,8 +255,7 @@ class Training:
 
     def _keep(self) -> None:
         """Write the current model as the one the run keeps, until a better one replaces it."""
-        about = {"names": self.model.names, "step": self.step, "epoch": self.step / self.per_epoch}
-        about |= {"preprocessing": self.model.preprocessing(), "architecture": self.model.architecture()}
+        about = self.model.record() | {"step": self.step, "epoch": self.step / self.per_epoch}
         write_tensors(self.run.model, self.model.embedder.state_dict(), about)
         write_classes(self.run.classes, self.method, self.model.names)
 
@@ -310,8 +310,10 @@ class Training:
         self.run.keep_events(about["events"])
 
     def _check_settings(self, written: Json) -> None:
-        """Refuse the checkpoint of a run with other settings; the data and the device may have moved."""
+        """Refuse the checkpoint of a run with other settings; data and device may have moved, epochs been added."""
         plan = json.loads(json.dumps(dataclasses.asdict(self.plan))) | {"data": None, "device": None}
+        if plan["epochs"] > written.get("epochs", 0):
+            plan["epochs"] = None
         if other := [name for name, value in written.items() if plan.get(name) not in (None, value)]:
             raise NearkinError(
                 f"{self.run.checkpoint} was written with another {', '.join(other)} than {self.run.config} has: "
@@ -337,7 +339,7 @@ class Training:
             "before": before,
             "queries": scores.queries,
             "left_out": scores.left_out,
-            "test_classes": seen_classes(tested, self.model.names)._asdict(),
+            "test_classes": seen_classes(tested, self.model.seen)._asdict(),
             "unreadable": [str(image) for image in unreadable],
             "select": self.plan.select,
             "kept_epoch": about["epoch"],

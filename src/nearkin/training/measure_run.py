@@ -12,11 +12,12 @@ from nearkin.data.datasets import load_dataset
 from nearkin.errors import NearkinError
 from nearkin.evaluation import Scores, evaluate_under, parse_metric, protocol_of
 from nearkin.files import read_json
-from nearkin.training.images import Embedded, SeenClasses, embed_images, measure, open_images, seen_classes
+from nearkin.training.images import Embedded, embed_images, measure, open_images
 from nearkin.training.model import Model, load
 from nearkin.training.moved_data import find_data
 from nearkin.training.run_folder import RunFolder
 from nearkin.training.run_metric import RunMetric
+from nearkin.training.seen_classes import SeenClasses, seen_classes
 
 
 class RunScores(Scores):
@@ -71,7 +72,7 @@ def measure_run(
     def measured(embedded: Embedded, wanted: Sequence[str]) -> Scores:
         scores = measure(embedded, wanted)
         counts.append(scores)
-        tested.append(seen_classes(embedded.images.names, embedded.model.names))
+        tested.append(seen_classes(embedded.images.names, embedded.model.seen))
         return scores
 
     values = _over_parts(folder, names, open_test, measured)

@@ -3,7 +3,7 @@
 import dataclasses
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import cast
 
@@ -18,15 +18,19 @@ from nearkin.data.pixels.stores import Store
 from nearkin.data.pixels.tiles import Pixels
 from nearkin.data.pixels.views import Normalise, centre, short_side_for
 from nearkin.errors import NearkinError
-from nearkin.files import Json, content_digest, read_json, read_tensors
+from nearkin.files import Json, content_digest, read_json, read_tensors, write_lock, write_tensors
 from nearkin.methods.catalogue import method
 from nearkin.networks.backbones import Trunk, build_trunk
 from nearkin.networks.embedder import Embedder
 from nearkin.networks.timm_models import set_drop_path
 from nearkin.space import Space
+from nearkin.training.model_card import write_card
+from nearkin.training.moved_data import find_data
 from nearkin.training.plan import Plan, make_plan, resolve_device
 from nearkin.training.random_streams import drawing_from
+from nearkin.training.run_config import write_config
 from nearkin.training.run_folder import RunFolder
+from nearkin.training.start import load_start
 
 View = Callable[[Pixels], Tensor]
 
@@ -36,7 +40,7 @@ def build_embedder(plan: Plan, space: str) -> Embedder:
     trunk = build_trunk(plan.backbone, weights=plan.weights, size=plan.size or None)
     if plan.drop_path:
         set_drop_path(trunk, plan.drop_path)
-    return Embedder(
+    embedder = Embedder(
         trunk,
         dim=plan.dim,
         pool=plan.pool,
@@ -44,6 +48,9 @@ def build_embedder(plan: Plan, space: str) -> Embedder:
         layer_norm=plan.layer_norm,
         space=space,
     )
+    if plan.start:
+        load_start(embedder, plan.start)
+    return embedder
 
 
 def embedding_dim(plan: Plan) -> int:
@@ -113,15 +120,27 @@ class Model:
     """A trained embedder with the preprocessing it was trained with: `embed` takes files or pixels."""
 
     def __init__(
-        self, embedder: Embedder | Ensemble, plan: Plan, names: Sequence[str], *, space: Space | None = None
+        self,
+        embedder: Embedder | Ensemble,
+        plan: Plan,
+        names: Sequence[str],
+        *,
+        space: Space | None = None,
+        seen_before: Sequence[str] = (),
     ) -> None:
         self.embedder, self.plan, self.names = embedder, plan, tuple(names)
+        self.seen_before = tuple(seen_before)  # classes of the runs it was started from
         self.space = space or embedder.space  # for evaluation and search; during training the embedder's may differ
         self.size = plan.size or embedder.trunk.size  # of training crops
         self.test_size = plan.test_size or self.size
         self.short_side = short_side_for(self.test_size, share=plan.test_crop)  # of the image that is shown
         self.storage = storage_of(plan, self.size)
         self.view: View = centre(self.test_size, embedder.trunk.normalise, short_side=self.short_side)
+
+    @property
+    def seen(self) -> frozenset[str]:
+        """The names of all classes it was trained on, also in the runs it was started from."""
+        return frozenset(self.names) | frozenset(self.seen_before)
 
     @property
     def device(self) -> torch.device:
@@ -153,6 +172,48 @@ class Model:
     def embed_store(self, store: Store, *, progress: Progress = None) -> Tensor:
         """Embed [N, D] the images of a store."""
         return embed_store(self.embedder, store, self.view, precision=self.plan.precision, progress=progress)
+
+    def save(self, folder: str | Path) -> Path:
+        """Write the model, perhaps changed by hand, as a run folder that every command takes; return its path."""
+        run = RunFolder(folder)
+        if found := run.leftovers():
+            raise NearkinError(f"{run.path} holds a run already ({', '.join(found)}): choose another folder.")
+        run.path.mkdir(parents=True, exist_ok=True)
+        with write_lock(run.path):
+            self._write(run)
+        return run.path
+
+    def _write(self, run: RunFolder) -> None:
+        config: Json = {"method": self.plan.method, "space": self.space.value, "saved": True}
+        if isinstance(self.embedder, Ensemble):
+            for number, part in enumerate(self.embedder.parts, start=1):
+                plan = dataclasses.replace(self.plan, dim=cast("Embedder", part).dim)
+                model = Model(cast("Embedder", part), plan, self.names, seen_before=self.seen_before)
+                model._write(RunFolder(run.path / f"fold-{number}"))
+            config |= {"parts": [f"fold-{number + 1}" for number in range(len(self.embedder.parts))]}
+            plan = dataclasses.replace(self.plan, dim=self.embedder.dim // len(self.embedder.parts))
+        else:
+            plan = self._own_plan()
+            state = self.embedder.state_dict()
+            load_state(build_embedder(plan, self.space), state, "The changed network", "its own settings")
+            model = Model(self.embedder, plan, self.names, space=self.space, seen_before=self.seen_before)
+            write_tensors(run.model, state, model.record() | {"step": 0, "epoch": 0})
+        write_config(run, plan, **config)
+        write_card(run, {})
+
+    def _own_plan(self) -> Plan:
+        """Return the plan with the size, and the dimension of the head, that the network has now."""
+        assert isinstance(self.embedder, Embedder)
+        plan = dataclasses.replace(self.plan, size=self.size, weights="none", start="")
+        linear = self.embedder.head.linear
+        if linear is None:
+            return dataclasses.replace(plan, dim=0)
+        return dataclasses.replace(plan, dim=linear.out_features, bias=linear.bias is not None)
+
+    def record(self) -> Json:
+        """Describe the model for the file of its weights."""
+        about: Json = {"names": self.names, "preprocessing": self.preprocessing(), "architecture": self.architecture()}
+        return about | ({"seen_before": self.seen_before} if self.seen_before else {})
 
     def architecture(self) -> Json:
         """Describe the network; saved with the weights, because other settings may fit them too."""
@@ -186,9 +247,13 @@ def load(run: str | Path | RunFolder, *, device: str = "auto") -> Model:
         if missing := [key for key in keys if key not in content]:
             raise NearkinError(f"{path} has no entry {missing[0]!r}: restore it, or train again.")
     target = resolve_device(device)
-    plan = make_plan({**settings["plan"], "device": str(target), "precision": "auto", "weights": "none"}, {})
+    plan = make_plan(
+        {**settings["plan"], "device": str(target), "precision": "auto", "weights": "none", "start": ""}, {}
+    )
+    with suppress(NearkinError):  # a model embeds other images without its data
+        plan = dataclasses.replace(plan, data=find_data(folder))
     embedder = build_embedder(plan, settings["space"])
-    load_state(embedder, tensors, folder.model, folder)
+    load_state(embedder, tensors, folder.model, folder.config)
     model = Model(embedder, plan, about["names"])
     for name, value in model.architecture().items():
         if (trained := about.get("architecture", {}).get(name, value)) != value:
@@ -199,7 +264,7 @@ def load(run: str | Path | RunFolder, *, device: str = "auto") -> Model:
         saved = about["preprocessing"]
         embedder.trunk.normalise = Normalise(tuple(saved["mean"]), tuple(saved["std"]), saved["bgr"])
         plan = dataclasses.replace(plan, **_saved_sizes(saved))
-    return Model(embedder.to(target).eval(), plan, about["names"])
+    return Model(embedder.to(target).eval(), plan, about["names"], seen_before=about.get("seen_before", ()))
 
 
 def _saved_sizes(preprocessing: Json) -> Json:
@@ -226,16 +291,17 @@ def load_untrained(run: str | Path, *, device: str = "auto") -> Model:
         embedder = build_embedder(plan, config["space"])
     if embedder.head.linear is not None:
         with torch.no_grad():
-            embedder.head.linear.weight *= resolved.get("head_scale", 1.0)
+            for parameter in embedder.head.linear.parameters():
+                parameter.mul_(resolved.get("head_scale", 1.0))
     return Model(embedder.to(plan.device).eval(), plan, about["names"])
 
 
-def load_state(module: nn.Module, state: Mapping[str, Tensor], path: Path, run: RunFolder) -> None:
-    """Load a state dict that was read from `path`; raise an error if it does not fit the configuration of the run."""
+def load_state(module: nn.Module, state: Mapping[str, Tensor], what: str | Path, settings: str | Path) -> None:
+    """Load a state dict, or raise an error that says what does not fit which settings."""
     try:
         module.load_state_dict(state)
     except RuntimeError as error:
-        raise NearkinError(f"{path} does not fit {run.config}: {str(error).splitlines()[-1].strip()}") from None
+        raise NearkinError(f"{what} does not fit {settings}: {str(error).splitlines()[-1].strip()}") from None
 
 
 def join_models(models: Sequence[Model]) -> Model:
@@ -243,7 +309,9 @@ def join_models(models: Sequence[Model]) -> Model:
     embedder = Ensemble([model.embedder for model in models if isinstance(model.embedder, Embedder)])
     in_order = [models[-1], *models[:-1]]  # the last fold holds out the last classes, so its names come first
     names = dict.fromkeys(name for model in in_order for name in model.names)
-    return Model(embedder.eval(), dataclasses.replace(models[0].plan, dim=embedder.dim), tuple(names))
+    plan = dataclasses.replace(models[0].plan, dim=embedder.dim)
+    seen_before = dict.fromkeys(name for model in models for name in model.seen_before)
+    return Model(embedder.eval(), plan, tuple(names), seen_before=tuple(seen_before))
 
 
 def fingerprint(run: str | Path) -> str:

@@ -13,8 +13,8 @@ from nearkin.data.images import counted
 from nearkin.files import VERSION, Json, atomic_file, read_json
 from nearkin.spec import parse
 from nearkin.training.expected import expected_markdown
-from nearkin.training.images import SeenClasses
 from nearkin.training.run_folder import CARD_MARK, CHOSEN, RunFolder
+from nearkin.training.seen_classes import SeenClasses
 
 TAGS = ("nearkin", "metric-learning", "image-retrieval", "image-similarity", "embeddings")
 
@@ -43,9 +43,10 @@ def model_card(config: Json, result: Json) -> str:
     data = _data_name(plan["data"])
     title = f"{parse(plan['method']).name} on {data}"
     parts = len(config.get("parts", ())) or 1
+    changed = ", and perhaps changed by hand since" if config.get("saved") else ""
     about = (
         f"An image embedding model: images of the same class are near each other. The network is {plan['backbone']}, "
-        f"trained with {config['method']}. It was made with nearkin {VERSION}."
+        f"trained with {config['method']}{changed}. It was made with nearkin {VERSION}."
     )
     sections = [
         f"# {title}\n\n{about}\n\n{_USE.format(dim=plan['dim'] * parts or 'N')}",
@@ -118,7 +119,8 @@ def _training_facts(plan: Json, result: Json, parts: int) -> Iterator[str]:
         yield f"Epochs: {result['kept_epoch']:g} of {plan['epochs']} kept, {CHOSEN[plan['select']]}."
     rate = f"{plan['optimiser']} with learning rate {plan['lr']:g}"
     yield f"Batches of {plan['batch']} images, {rate}, seed {plan['seed']}."
-    yield f"Initial weights: {Path(plan['weights']).name}. Augmentation: {plan['augment']}."
+    initial = f"those of the run {Path(plan['start']).name}" if plan.get("start") else Path(plan["weights"]).name
+    yield f"Initial weights: {initial}. Augmentation: {plan['augment']}."
     yield "`settings.toml` holds all settings: `nearkin train --config settings.toml --out FOLDER` repeats the run."
 
 

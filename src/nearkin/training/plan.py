@@ -22,9 +22,12 @@ Optimiser = Literal["adamw", "adam", "rmsprop", "sgd"]
 Select = Literal["last", "validation", "test"]
 
 
-def setting(default: Any, help_text: str, *, shown: str = "") -> Any:
-    """Return a field with the text that `--help` shows, and its default in words if the data decide on it."""
-    return dataclasses.field(default=default, metadata={"help": help_text, "shown": shown})
+def setting(default: Any, help_text: str, *, shown: str = "", flag: str = "") -> Any:
+    """Return a field with the text that `--help` shows, and its default in words if the data decide on it.
+
+    `flag` is its name on the command line if that differs.
+    """
+    return dataclasses.field(default=default, metadata={"help": help_text, "shown": shown, "flag": flag})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +43,15 @@ class Plan:
         "Network: conv4, lite0, resnet50, … or the name of any timm model.",
         shown="lite0 for photographs, conv4 for small grey images",
     )
-    weights: str = setting("default", "Initial weights of the network: default, none (random), or a file.")
+    weights: str = setting(
+        "default", "Initial weights: default, none (random), or a file, such as model.safetensors of a run."
+    )
+    start: str = setting(
+        "",
+        "Folder of a finished run whose network to start from; data, network and method are those of that run unless "
+        "given.",
+        flag="--from",
+    )
     dim: int = setting(512, "Dimension of the embedding (0: no linear head, the pooled features of the trunk).")
     pool: str = setting("avg+max", "Pooling of the feature map: avg, max, avg+max (summed), gem.")
     bias: bool = setting(True, "Use a bias in the linear head.")

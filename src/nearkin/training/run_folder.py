@@ -63,6 +63,13 @@ class RunFolder:
 
     def read_result(self) -> Json:
         """Read what a finished run measured."""
+        if not self.result.exists() and self.config.exists():
+            saved = read_json(self.config).get("saved")
+            raise NearkinError(
+                f"{self.path} was written by Model.save, which measures nothing: use nearkin eval {self.path}."
+                if saved
+                else f"{self.path} is not finished: continue it with nearkin train --resume --out {self.path}."
+            )
         return read_json(self.result, needs=RESULT)
 
     def leftovers(self) -> list[str]:

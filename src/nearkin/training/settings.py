@@ -20,6 +20,7 @@ class Settings(TypedDict, total=False):
     method: str
     backbone: str
     weights: str
+    start: str
     dim: int
     pool: str
     bias: bool
