@@ -14,7 +14,7 @@ def test_blocks_change_nothing(spec: str, monkeypatch: pytest.MonkeyPatch) -> No
     y = torch.randint(5, (20,), generator=rng)
     loss = method(spec, classes=5, dim=4)(x, y)
     (gradient,) = torch.autograd.grad(loss, x)
-    monkeypatch.setattr(module, "TERMS", 3 * 20**2)  # seven blocks of at most three samples
+    monkeypatch.setattr(module, "TERMS", 7 * 20)  # blocks of seven pairs
     again = method(spec, classes=5, dim=4)(x, y)
     torch.testing.assert_close(again, loss)
     torch.testing.assert_close(torch.autograd.grad(again, x)[0], gradient)

@@ -31,7 +31,7 @@ Departures
     "As many hardest negatives as positives" (PROFS, §5.3) does not say how they are paired: here hardest with hardest.
     Triplets are never listed. A positive is in k_j active triplets and a negative in m_k, which sorting the row gives;
     the sum is Σ k_j (u_ij + ε) − Σ m_k u_ik, and so are its gradients: O(B R log R) for all B·P·N triplets.
-    With swap or smooth the terms do not add up like this: B·R² of them are computed, in blocks.
+    With swap or smooth the terms do not add up like this: R of them are computed for each positive pair, in blocks.
 
 Relations
     `margin` splits the comparison in two by a boundary; `lifted` takes the soft maximum over the negatives of a pair.
@@ -46,7 +46,7 @@ from torch.utils.checkpoint import checkpoint
 
 from nearkin.errors import zero_or_more
 from nearkin.methods.base import Loss
-from nearkin.methods.relation import Relation, count, squared_distance, sum_terms, total_of, weighted
+from nearkin.methods.relation import Relation, count, listed, squared_distance, sum_terms, total_of, weighted
 from nearkin.methods.relation import distance as euclidean
 from nearkin.space import full_precision
 
@@ -107,28 +107,33 @@ def listed_sum(
     """The sum of Eq. 3.2 with swap or smooth, over triplets one by one, and the number n of terms."""
     across = between_references(r, squared=squared) if swap else None  # u_jk
     from_farthest, from_nearest = (place_in_row(-u, r.pos), place_in_row(u, r.neg)) if mining == "hard" else (u, u)
+    i, j = listed(r.pos)
 
-    def part(rows: slice) -> tuple[Tensor, Tensor]:
-        own, other = u[rows, :, None], u[rows, None]
-        triplets = r.pos[rows, :, None] & r.neg[rows, None]
+    def part(pairs: slice) -> tuple[Tensor, Tensor]:
+        """The sum over k for some pairs of i and j, and the number of terms."""
+        rows, columns = i[pairs], j[pairs]
+        own, other = u[rows, columns, None], u.index_select(0, rows)
+        triplets = r.neg[rows] & r.pos[rows, columns, None]
         if mining == "semi_hard":
             triplets = triplets & (own < other) & (other < own + margin)
         elif mining == "hard":
-            triplets = triplets & (from_farthest[rows, :, None] == from_nearest[rows, None])
+            triplets = triplets & (from_farthest[rows, columns, None] == from_nearest[rows])
         if across is not None:
-            other = torch.minimum(other, weighted(across, None if weights is None else weights[rows, None]))
+            swapped = across.index_select(0, columns)
+            other = torch.minimum(other, weighted(swapped, None if weights is None else weights[rows]))
         z = own - other + margin
         terms = F.softplus(z) if smooth else z.clamp_min(0)
         counted = triplets & (terms > 0) if over == "nonzero" else triplets
-        return torch.where(triplets, terms, 0).sum((1, 2)), total_of(counted)
+        return torch.where(triplets, terms, 0).sum(1), total_of(counted)
 
-    step = max(1, TERMS // u.shape[1] ** 2)
-    parts = [slice(start, start + step) for start in range(0, max(len(u), 1), step)]
+    step = max(1, TERMS // u.shape[1])
+    parts = [slice(start, start + step) for start in range(0, max(len(i), 1), step)]
     if len(parts) == 1:
-        value, n = part(parts[0])
-        return sum_terms(r, value), n
-    sums = [checkpoint(part, rows, use_reentrant=False, preserve_rng_state=False) for rows in parts]
-    return sum_terms(r, torch.cat([value for value, _ in sums])), torch.stack([n for _, n in sums]).sum()
+        sums = [part(parts[0])]
+    else:
+        sums = [checkpoint(part, pairs, use_reentrant=False, preserve_rng_state=False) for pairs in parts]
+    by_row = u.new_zeros(len(u)).index_add(0, i, torch.cat([value for value, _ in sums]))
+    return sum_terms(r, by_row), torch.stack([n for _, n in sums]).sum()
 
 
 def between_references(r: Relation, *, squared: bool) -> Tensor:
