@@ -83,14 +83,20 @@ def test_a_metric_is_the_same(theirs: str, options: str, ours: str) -> None:
         assert found / 100 == pytest.approx(expected, abs=1e-6)
 
 
-@pytest.mark.parametrize(("theirs", "ours"), rows("calls"))
-def test_a_call_gives_the_same(theirs: str, ours: str) -> None:
+@pytest.mark.parametrize(("theirs", "ours", "spec"), rows("calls"))
+def test_a_call_gives_the_same(theirs: str, ours: str, spec: str) -> None:
     x, y = batch(0)
-    x2 = batch(1)[0]
-    names = {"nk": nk, "torch": torch, "DataLoader": DataLoader, "x": x, "x2": x2, "y": y, "C": C, "D": D, **NAMES}
-    names["data"] = TensorDataset(y)
-    expected, found = (eval(code(cell)[0], names) for cell in (theirs, ours))
-    torch.testing.assert_close(torch.as_tensor(found), torch.as_tensor(expected), rtol=1e-6, atol=1e-7)
+    (x2, _), (v, z) = batch(1), batch(2)
+    names = {"nk": nk, "torch": torch, "x": x, "y": y, "x2": x2, "v": v.detach(), "z": z, "C": C, "D": D, **NAMES}
+    names |= {"DataLoader": DataLoader, "data": TensorDataset(y), "w": torch.linspace(0.5, 2, C, dtype=torch.float64)}
+    if spec:
+        names["loss"] = nk.method(code(spec)[0], classes=C, dim=D)
+    expected, found = (torch.as_tensor(eval(code(cell)[0], names)) for cell in (theirs, ours))
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-7)
+    if spec:
+        assert found.detach().abs().max() > 0.01
+        (wanted,), (got,) = (torch.autograd.grad(value.sum(), x) for value in (expected, found))
+        torch.testing.assert_close(got, wanted, rtol=1e-5, atol=1e-7)
 
 
 def test_mean_average_precision_at_a_depth_differs_as_the_page_says() -> None:
