@@ -341,3 +341,13 @@ def test_zero_vectors_and_the_rim_of_the_ball(space):
     want = torch.autograd.grad((s * a).sum() + (v * b).sum(), (x, w))
     for one, other in zip(got, want, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_a_list_of_pairs_has_each_pair_of_the_mask_once(waits, monkeypatch):
+    """Where counting them would wait, the list also has the other entries, each once."""
+    monkeypatch.setattr(module, "reading_waits", lambda t: waits)  # noqa: ARG005
+    mask = torch.rand(5, 3, generator=torch.Generator().manual_seed(0)) < 0.4
+    found = list(zip(*(t.tolist() for t in module.listed(mask)), strict=True))
+    assert [pair for pair in found if mask[pair]] == [tuple(pair) for pair in mask.nonzero().tolist()]
+    assert len(found) == len(set(found)) == (15 if waits else int(mask.sum()))
