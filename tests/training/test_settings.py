@@ -5,8 +5,11 @@ import inspect
 from collections.abc import Sequence
 from typing import get_type_hints
 
+from torch import nn
+
 import nearkin as nk
 from nearkin import console
+from nearkin.data.labelled_items import Items
 from nearkin.training.plan import Plan
 from nearkin.training.settings import Settings
 
@@ -14,6 +17,7 @@ from nearkin.training.settings import Settings
 def test_the_typed_keywords_are_the_fields_of_the_plan():
     """A new field of Plan needs its line in Settings."""
     wanted = get_type_hints(Plan) | {"metrics": str | Sequence[str]}
+    wanted |= {"data": str | Items | tuple[Items, Items], "backbone": str | nn.Module}
     assert get_type_hints(Settings) == wanted
     assert list(get_type_hints(Settings)) == [field.name for field in dataclasses.fields(Plan)]
 

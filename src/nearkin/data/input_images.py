@@ -29,9 +29,9 @@ def in_chunks(images: AnyImages) -> Iterator[ImageInputs]:
     elif isinstance(images, Image.Image):
         yield [images]
     elif isinstance(images, Tensor):
-        yield _bytes(images[None] if images.ndim == 3 else images)
+        yield as_bytes(images[None] if images.ndim == 3 else images)
     elif isinstance(images, np.ndarray):
-        yield _bytes(images)
+        yield as_bytes(images)
     elif hasattr(images, "__len__"):
         yield [_single(image) for image in images]
     elif isinstance(images, Iterable):
@@ -54,11 +54,13 @@ def _files(path: Path) -> list[Path]:
 def _single(image: Any) -> Any:
     if isinstance(image, tuple):
         raise NearkinError("These are tuples, perhaps of image and label: pass the images alone.")
-    return _bytes(image) if isinstance(image, Tensor | np.ndarray) else image
+    return as_bytes(image)
 
 
-def _bytes(pixels: Any) -> Any:
-    """Pixels as uint8, from floats between 0 and 1."""
+def as_bytes(pixels: Any) -> Any:
+    """Return pixels as uint8, from floats between 0 and 1; other images unchanged."""
+    if not isinstance(pixels, Tensor | np.ndarray):
+        return pixels
     floats = pixels.is_floating_point() if isinstance(pixels, Tensor) else pixels.dtype.kind == "f"
     if not floats or 0 in pixels.shape:
         return pixels

@@ -1,5 +1,6 @@
 """The table of backbones: how each is built, and the image size and normalisation it was made for."""
 
+import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -138,6 +139,25 @@ def backbone_settings(name: str) -> Mapping[str, Any]:
     return BACKBONES[name].settings if name in BACKBONES else {}
 
 
+OWN = "own:"
+"""The start of the name of a backbone that was passed as a module."""
+
+
+def add_own_backbone(net: nn.Module, *, size: int = 224) -> str:
+    """Make a module a backbone of this process and return its name; every network starts from a copy of it.
+
+    It takes RGB images normalised as for ImageNet, and returns a feature map [B, width, h, w] or vectors [B, width]. A
+    `Trunk` brings its own size, channels and normalisation.
+    """
+    kept = copy.deepcopy(net.net if isinstance(net, Trunk) else net).cpu()
+    about: dict[str, Any] = {"normalise": IMAGENET, "size": size}
+    if isinstance(net, Trunk):
+        about = {"normalise": net.normalise, "size": net.size, "channels": net.channels}
+    name = f"{OWN}{type(kept).__name__}"
+    BACKBONES[name] = Backbone(lambda _size, _pretrained: copy.deepcopy(kept), "a module of your own", **about)
+    return name
+
+
 def _timm_row(name: str) -> Backbone:
     config = timm_config(name, BACKBONES)
     channels, _, size = config.input_size
@@ -173,6 +193,11 @@ class Trunk(nn.Module):
 
 def backbone_row(name: str) -> Backbone:
     """Return the row of a backbone; timm's models get one from timm's own description."""
+    if name.startswith(OWN) and name not in BACKBONES:
+        raise NearkinError(
+            f"This run's network is a module of your own, {name.removeprefix(OWN)}, which no file holds: pass it again "
+            "in Python, as in nearkin.load(run, backbone=module)."
+        )
     return BACKBONES[name] if name in BACKBONES else _timm_row(name)
 
 

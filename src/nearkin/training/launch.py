@@ -11,15 +11,17 @@ from pathlib import Path
 from typing import Any, Unpack
 
 import torch
+from torch import nn
 
 from nearkin.console import Reporter, notebook_reporter
 from nearkin.data.images import Dataset, Images
+from nearkin.data.labelled_items import as_spec
 from nearkin.data.pixels.stores import Store
 from nearkin.data.pixels.views import augment, short_side_for
 from nearkin.errors import NearkinError
 from nearkin.files import LOCK, Json, read_json, write_lock
 from nearkin.methods.catalogue import method
-from nearkin.networks.backbones import check_size
+from nearkin.networks.backbones import add_own_backbone, check_size
 from nearkin.networks.embedder import Embedder
 from nearkin.space import Space
 from nearkin.training.defaults import fit_plan
@@ -66,10 +68,11 @@ def train(
     or if there are no test images. `log(values, step)` receives losses and scores during training, after a resume first
     the earlier ones. `strict` refuses images that cannot be used, which are otherwise left out and counted. `config` is
     a TOML file of settings, such as the settings.toml of a run; settings given here are preferred to those in it.
-    `reporter` shows progress; by default there is some in notebooks only. Within `keep_images_open()` trainings on the
-    same images read them once.
+    `data` may also be a list of (image, label) or a torch Dataset of such, or a pair (train, test) of these, and
+    `backbone` a module. `reporter` shows progress; by default there is some in notebooks only. Within
+    `keep_images_open()` trainings on the same images read them once.
     """
-    given: dict[str, Any] = {**settings}
+    given = _own_parts({**settings}, resume=resume)
     if config is not None:
         if resume:
             raise NearkinError("A resumed run has its own settings: leave out config.")
@@ -79,6 +82,18 @@ def train(
     with open_run(out, resume=resume, settings=given, reporter=reporter) as (run, plan, data):
         train_run(run, plan, data, resume=resume, reporter=reporter, after_test=after_test, log=log)
     return run
+
+
+def _own_parts(settings: Mapping[str, Any], *, resume: bool) -> dict[str, Any]:
+    """Replace objects among the settings by their names; a run that resumes knows them already."""
+    given = dict(settings)
+    if isinstance(net := given.get("backbone"), nn.Module):
+        given["backbone"] = add_own_backbone(net, size=given.get("size") or 224)
+        if resume:
+            del given["backbone"]
+    if "data" in given and not isinstance(given["data"], str):
+        given["data"] = as_spec(given["data"])
+    return given
 
 
 def train_run(
@@ -351,7 +366,8 @@ def _check_empty(run: RunFolder) -> None:
 
 def _make_folder(plan: Plan) -> Path:
     """Make a new folder below runs/; of two processes that start together, each gets its own."""
-    name = f"{plan.data.split(':')[0].split('(')[0]}-{plan.method.split('(')[0]}-{plan.backbone}-{plan.seed}"
+    backbone = plan.backbone.replace(":", "-")
+    name = f"{plan.data.split(':')[0].split('(')[0]}-{plan.method.split('(')[0]}-{backbone}-{plan.seed}"
     for number in itertools.count(1):
         path = Path("runs") / (name if number == 1 else f"{name}-{number}")
         with contextlib.suppress(FileExistsError):

@@ -20,7 +20,7 @@ from nearkin.data.pixels.views import Normalise, centre, short_side_for
 from nearkin.errors import NearkinError
 from nearkin.files import Json, content_digest, read_json, read_tensors, write_lock, write_tensors
 from nearkin.methods.catalogue import method
-from nearkin.networks.backbones import Trunk, build_trunk
+from nearkin.networks.backbones import Trunk, add_own_backbone, build_trunk
 from nearkin.networks.embedder import Embedder
 from nearkin.networks.timm_models import set_drop_path
 from nearkin.space import Space
@@ -236,8 +236,13 @@ class Model:
         }
 
 
-def load(run: str | Path | RunFolder, *, device: str = "auto") -> Model:
-    """Load the model of a run, as `train` returns it, or of its folder; the models of all folds are joined."""
+def load(run: str | Path | RunFolder, *, device: str = "auto", backbone: nn.Module | None = None) -> Model:
+    """Load the model of a run, as `train` returns it, or of its folder; the models of all folds are joined.
+
+    `backbone` is the module that was passed to `train`, if one was; its weights are those of the run.
+    """
+    if backbone is not None:
+        add_own_backbone(backbone)
     folder = run if isinstance(run, RunFolder) else RunFolder(run)
     if parts := folder.parts():
         return join_models([load(part.path, device=device) for part in parts])

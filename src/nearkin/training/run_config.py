@@ -4,6 +4,7 @@ import dataclasses
 from typing import Any
 
 from nearkin.files import write_json
+from nearkin.networks.backbones import OWN
 from nearkin.training.moved_data import data_places
 from nearkin.training.plan import Plan
 from nearkin.training.run_folder import RunFolder
@@ -15,6 +16,11 @@ def write_config(run: RunFolder, plan: Plan, *, method: str, space: str, **more:
     about = {"plan": dataclasses.asdict(plan), "method": method, "space": space, **more}
     if places := data_places(run, plan.data):
         about["data_places"] = places
+    if plan.backbone.startswith(OWN):
+        about["not_in_this_folder"] = (
+            f"The network is a module of its user, {plan.backbone.removeprefix(OWN)}; its weights are here, its code "
+            "is not: load the run with nearkin.load(run, backbone=module)."
+        )
     write_json(run.config, about)
     write_settings(run.settings, plan)
 

@@ -8,6 +8,9 @@ import inspect
 from collections.abc import Callable, Sequence
 from typing import Literal, TypedDict, TypeVar, get_type_hints
 
+from torch import nn
+
+from nearkin.data.labelled_items import Items
 from nearkin.training.plan import BatchNorm, Optimiser, Plan, Schedule, Select
 
 F = TypeVar("F", bound=Callable[..., object])
@@ -16,9 +19,9 @@ F = TypeVar("F", bound=Callable[..., object])
 class Settings(TypedDict, total=False):
     """Settings of a run; those left out have the defaults of the data, of the backbone, or of `Plan`."""
 
-    data: str
+    data: str | Items | tuple[Items, Items]
     method: str
-    backbone: str
+    backbone: str | nn.Module
     weights: str
     start: str
     dim: int

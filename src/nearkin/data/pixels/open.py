@@ -214,7 +214,7 @@ def open_inputs(
             raise NearkinError(f"{len(bad)} of {len(paths)} images cannot be embedded, the first: {bad[0]}")
         return store
     else:
-        singles = [_single(image)[None] for image in images]
+        singles = [single_image(image)[None] for image in images]
         packed = concatenate([pack_tensor(one, **how) for one in singles], channels)
     return MemoryStore(packed.to(device), channels=channels, device=device, near_enough=near_enough)
 
@@ -225,7 +225,7 @@ def _channels_first(array: NDArray[Any]) -> Tensor:
     return torch.from_numpy(np.ascontiguousarray(np.moveaxis(last, -1, 1)))
 
 
-def _single(image: Any) -> Tensor:
+def single_image(image: Any) -> Tensor:
     """One image as a tensor [C, H, W]."""
     if isinstance(image, Image.Image):
         return pillow_pixels(image)
