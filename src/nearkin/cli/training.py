@@ -47,6 +47,9 @@ def train(
     ] = False,
     strict: StrictOption = False,
     config: ConfigOption = None,
+    recipe: Annotated[
+        str | None, typer.Option(help="A named set of settings, to which --config and flags are preferred.")
+    ] = None,
     **settings: Any,
 ) -> None:
     """Train a model and measure it on the test classes of its data; without options, on the embedded glyphs."""
@@ -59,7 +62,9 @@ def train(
     tested: list[Embedded] = []
     chosen = changed_settings(settings)
     with resumable("train"):
-        run = run_training(out=out, resume=resume, reporter=reporter, after_test=tested.append, config=config, **chosen)
+        run = run_training(
+            out=out, resume=resume, reporter=reporter, after_test=tested.append, config=config, recipe=recipe, **chosen
+        )
     _show_result(run)
     if not read_json(run.result)["scores"]:
         return
@@ -249,6 +254,16 @@ def data(
         console.print(sentence, highlight=False, markup=False, soft_wrap=True)
     save_sheet(class_sheet(dataset.train, title=f"{name}: training classes"), out)
     print(f"Contact sheet: {out}")
+
+
+@app.command()
+def recipes() -> None:
+    """List the recipes: named sets of settings for nearkin train, and the evidence for each."""
+    from nearkin.training.recipes import recipes as all_recipes
+
+    rows = [[each.name, each.title, each.source, each.evidence] for each in all_recipes().values()]
+    Console().print(PrintedTable("", ["recipe", "what it is", "source", "evidence"], rows, text=True))
+    print("\nnearkin train --recipe NAME uses one; flags are preferred to it.")
 
 
 @methods_app.callback()
