@@ -101,7 +101,7 @@ def plain(m, x, y):
     return m(x, y, images=x.detach())
 
 
-@pytest.mark.parametrize("spec", MOVING)
+@pytest.mark.parametrize("spec", [*MOVING, "xbm(start=0, size=60)"])  # the last has room for all batches
 def test_accumulated_batches_count_as_one(spec):
     """Of all batches between two steps of the optimiser `after_step` makes one."""
     (m, optimiser), (other, same), batches = pair(spec)
@@ -199,6 +199,15 @@ def test_batches_without_gradient_are_not_remembered():
     m.train()
     torch.optim.SGD([x], lr=0.1).step()
     assert int(m.state_dict()["memory.pointer"]) == 0
+
+
+def test_a_gradient_taken_twice_counts_once():
+    (m, _), _, ((x, y), _) = pair("xbm(start=0, size=60)")
+    loss = plain(m, x, y)
+    loss.backward(retain_graph=True)
+    loss.backward()
+    torch.optim.SGD([x], lr=0.1).step()
+    assert int(m.state_dict()["memory.pointer"]) == len(y)
 
 
 def test_nothing_keeps_a_method_or_the_graph_of_its_loss_alive():
