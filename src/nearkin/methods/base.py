@@ -153,7 +153,6 @@ class Method(PreciseModule):
         if indices is not None:
             raise NearkinError("A strategy chooses its own pairs: remove the miner, or use a loss on pairs alone.")
         check_batch(x, y, classes=self.known_classes, dim=self.known_dim, space=self.space)
-        self._check_device(x)
         return self._watched(Step(x, y, images=images, index=index))
 
     def _check_device(self, x: Tensor) -> None:
@@ -175,6 +174,7 @@ class Method(PreciseModule):
 
     def _watched(self, step: Step, loss_of: Callable[[Step], Tensor] | None = None) -> Tensor:
         """The loss of a step, for which `catch_up` calls `after_step`."""
+        self._check_device(step.x)
         loss_of = loss_of or self.loss
         if not torch.compiler.is_compiling():
             self._ask(step)
