@@ -1,7 +1,8 @@
 """Images per second from pixels kept at 2 × the network's size, relative to pixels kept at 8/7 (256 for 224).
 
 Photographs of made noise, sized like CUB-200-2011 (500 × 333 … 500 × 500), are stored both ways. Three figures, each in
-alternating rounds of one run, as times new / old (on a CPU, processor time over all cores); below 1.05 costs at most 5 % of the images per second:
+alternating rounds of one run, as times new / old (on a CPU, processor time over all cores); below 1.05 costs at most
+5 % of the images per second:
 
 1. reading a batch and cutting random crops (`resized_crop`);
 2. reading a batch and cutting test views;
