@@ -6,8 +6,14 @@ import pytest
 import torch
 from torch import nn
 
-from nearkin.training.optimiser import checks_without_progress, lr_factor, make_optimiser, set_training
-from nearkin.training.plan import Plan
+from nearkin.training.optimiser import (
+    checks_without_progress,
+    lr_factor,
+    make_optimiser,
+    plateau_epochs,
+    set_training,
+)
+from nearkin.training.plan import Plan, make_plan
 
 
 def network() -> nn.Sequential:
@@ -70,3 +76,16 @@ def test_every_optimiser_takes_a_step(name):
     model(torch.ones(1, 2)).sum().backward()
     optimiser.step()
     assert not torch.equal(before, model.weight)
+
+
+@pytest.mark.parametrize("check_every", [2, 3, 6, 7])
+def test_the_steps_of_a_plateau_are_repeated_without_scores(check_every):
+    """A run on all classes has no scores, and takes the steps of the evaluated run at the same epochs."""
+    plateau = make_plan({"schedule": "plateau", "decay_every": 1, "epochs": 6, "device": "cpu"}, {})
+    scores = [3.0, 2.0, 4.0, 1.0, 1.0, 5.0, 2.0, 2.0, 1.0, 6.0, 1.0, 1.0, 1.0, 2.0, 1.0, 1.0, 1.0, 1.0]
+    at = plateau_epochs(plateau, scores, steps_per_epoch=6, check_every=check_every)
+    listed = ",".join(map(str, at))
+    step = make_plan({"schedule": "step", "decay_at": listed, "epochs": 6, "device": "cpu"}, {})
+    wanted = [lr_factor(plateau, epoch, scores[: epoch * 6 // check_every]) for epoch in range(6)]
+    assert len(set(wanted)) > 2
+    assert [lr_factor(step, epoch) for epoch in range(6)] == wanted
