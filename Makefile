@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/ready
 
-.PHONY: demo test check docs browser lock audit clean
+.PHONY: demo test torture check docs browser lock audit clean
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -33,6 +33,15 @@ browser:
 
 test: check browser
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+
+# The whole campaign against faults, of which make test runs a slice; its counts are in docs/reliability.md.
+# SHARE=0.25 makes a quarter of the cases, ATTACKS=tests/torture/test_kills.py only some of the attacks.
+SHARE ?= 1
+ATTACKS ?= tests/torture
+torture: $(READY)
+	NEARKIN_TORTURE=$(SHARE) NEARKIN_TORTURE_RESULTS=benchmarks/results/torture.json OMP_NUM_THREADS=1 \
+		$(BIN)/python -m pytest -n 2 $(ATTACKS)
+	$(BIN)/python -m tools.docs
 
 # Renew constraints.txt with the newest versions that fit, PyTorch excepted; run make test before you commit it.
 lock:

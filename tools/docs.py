@@ -18,6 +18,7 @@ from nearkin.networks.backbones import BACKBONES
 from nearkin.spec import Call, resolve_options
 from tools.gradients import draw
 from tools.pml_table import pml_table
+from tools.reliability import torture_table
 
 DEMO = Path("benchmarks/results/demo.json")
 PICTURES = Path("docs/pictures/gradients")
@@ -123,6 +124,8 @@ def main(root: Path) -> None:
     data.write_text(data_page(data.read_text()))
     bench = root / "docs" / "benchmark.md"
     bench.write_text(fill(bench.read_text(), "suites", suites_table()))
+    reliability = root / "docs" / "reliability.md"
+    reliability.write_text(fill(reliability.read_text(), "torture", torture_table(root)))
     for name in LOSSES:
         draw(name, root / PICTURES / f"{name}.png")
 

@@ -1,6 +1,6 @@
 """The frame of the campaign against faults: an attack is a short test that draws its cases from here and counts them.
 
-In an ordinary test run each attack has a few cases. With NEARKIN_TORTURE=full it has all of them.
+In an ordinary test run each attack has a few cases. With NEARKIN_TORTURE=1 it has all of them, with 0.25 a quarter.
 """
 
 import os
@@ -12,7 +12,13 @@ from typing import Any
 
 from nearkin.errors import NearkinError
 
-FULL = os.environ.get("NEARKIN_TORTURE") == "full"
+SHARE = float(os.environ.get("NEARKIN_TORTURE", 0))
+FULL = SHARE > 0
+
+
+def number_of_cases(quick: int, full: int) -> int:
+    """How many cases of an attack this run has."""
+    return max(1, round(SHARE * full)) if FULL else quick
 
 
 class Attack:
@@ -20,11 +26,12 @@ class Attack:
 
     def __init__(self, name: str) -> None:
         self.name = name
+        self.variant = ""  # shown behind what the attack does, if each variant is a row of its own
         self.outcomes: Counter[str] = Counter()
 
     def cases(self, quick: int, full: int) -> Iterator[random.Random]:
         """One generator of random numbers per case; a case is the same in every run."""
-        for number in range(full if FULL else quick):
+        for number in range(number_of_cases(quick, full)):
             self.case = number  # shown by pytest if the case fails
             yield random.Random(f"{self.name} {number}")
 

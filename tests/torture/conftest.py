@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from torture.campaign import FULL, Attack
+from torture.campaign import SHARE, Attack
 
-from nearkin.files import provenance, write_json
+from nearkin.files import provenance, read_json, write_json
 
 RESULTS = os.environ.get("NEARKIN_TORTURE_RESULTS")
 seen: dict[str, dict[str, object]] = {}
@@ -19,7 +19,7 @@ def attack(request: pytest.FixtureRequest) -> Iterator[Attack]:
     """The cases of this test, and the count of their outcomes."""
     made = Attack(request.node.name)
     yield made
-    what = " ".join((request.function.__doc__ or "").split("\n")[0].split())
+    what = " ".join((request.function.__doc__ or "").split("\n")[0].split()) + made.variant
     room = request.node.path.stem.removeprefix("test_")
     request.node.user_properties.append(("attack", json.dumps({"room": room, "what": what, "seen": made.outcomes})))
 
@@ -46,6 +46,8 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
             assert isinstance(counts, dict)
             for outcome, count in json.loads(json.dumps(entry["seen"])).items():
                 counts[outcome] = counts.get(outcome, 0) + count
-    rows = [{"room": room, "what": what, **row} for (room, what), row in sorted(attacks.items())]
-    about = {"command": "make torture" if FULL else "NEARKIN_TORTURE_RESULTS=… pytest tests/torture"}
-    write_json(Path(RESULTS), {**about, "attacks": rows, **provenance()})
+    about = provenance() | {"command": "make torture" + ("" if SHARE == 1 else f" SHARE={SHARE:g}")}
+    known = read_json(Path(RESULTS))["attacks"] if Path(RESULTS).exists() else []
+    kept = {(row["room"], row["what"]): row for row in known}  # of attacks that this run did not make
+    made = {(room, what): {"room": room, "what": what, **row, **about} for (room, what), row in attacks.items()}
+    write_json(Path(RESULTS), {"attacks": [row for _, row in sorted((kept | made).items())]})
