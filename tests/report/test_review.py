@@ -16,7 +16,7 @@ CLASSES, EACH = 30, 12
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     """A run on other letters than those reviewed."""
-    plan = {"epochs": 8, "batch": 40, "dim": 64, "lr": 2e-3, "warmup": 0, "schedule": "cosine", "device": "cpu"}
+    plan = {"epochs": 12, "batch": 40, "dim": 64, "lr": 2e-3, "warmup": 0, "schedule": "cosine", "device": "cpu"}
     out = tmp_path_factory.mktemp("reviewer") / "run"
     return nk.train(data="glyphs(classes=120, samples=12)", method="norm_softmax", out=out, **plan)
 
@@ -60,23 +60,30 @@ def test_every_finding_names_its_files(planted):
 
 def test_a_file_under_two_names_and_a_copied_class(run, tmp_path):
     images = letters(classes=8, each=6)
+    where = {name: tmp_path / ("train" if number < 4 else "test") / name for number, name in enumerate(images)}
     for name, pictures in images.items():
+        where[name].mkdir(parents=True)
         for number, pixels in enumerate(pictures):
-            path = tmp_path / name / f"{number}.png"
-            path.parent.mkdir(exist_ok=True)
-            Image.fromarray(pixels[0].numpy()).save(path)
+            Image.fromarray(pixels[0].numpy()).save(where[name] / f"{number}.png")
     first, *_, last = sorted(images)
-    (tmp_path / last / "again.png").write_bytes((tmp_path / first / "0.png").read_bytes())
-    halves = sorted((tmp_path / "letter 003").iterdir())[::2]
-    (tmp_path / "letter 003 too").mkdir()
-    for path in halves:
-        path.rename(tmp_path / "letter 003 too" / path.name)
+    (where[last] / "again.png").write_bytes((where[first] / "0.png").read_bytes())
+    other = tmp_path / "train" / "letter 003 too"
+    other.mkdir()
+    for path in sorted(where["letter 003"].iterdir())[::2]:
+        path.rename(other / path.name)
     done = review(run.path, data=f"folder:{tmp_path}", out=tmp_path / "review", device="cpu")
     (leak,) = [f for f in done.findings if f.kind == "leak" and "same file content" in f.words]
     names = [done.collection.images.sources[row].name for row in leak.rows]
     assert names == ["0.png", "again.png"]
     assert f"labelled {first} and {last}" in leak.words
     assert any("letter 003 too" in f.words for f in done.findings if f.kind == "classes")
+
+
+def test_a_folder_without_a_test_part_is_reviewed_as_a_whole(run, tmp_path):
+    plant(tmp_path / "train", letters(classes=2, each=4), seed=0, wrong=0, copies=0)
+    done = review(run.path, data=f"folder:{tmp_path}", out=tmp_path / "review", device="cpu")
+    assert len(done.collection.images) == 8
+    assert done.collection.train.all()
 
 
 def test_values_stored_per_image_are_shown(tmp_path):

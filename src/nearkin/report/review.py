@@ -17,7 +17,7 @@ from torch import Tensor
 
 from nearkin.console import Reporter
 from nearkin.data.datasets import load_dataset
-from nearkin.data.images import Images, counted, joined
+from nearkin.data.images import Dataset, Images, counted, joined
 from nearkin.data.pixels.open import keep_images_open
 from nearkin.errors import NearkinError
 from nearkin.evaluation.suspects import ClassPair, Neighbours, Votes, confused_pairs, isolation, label_votes
@@ -126,8 +126,10 @@ def review(
 
 def _collect(model: Model, data: str | None, run: RunFolder | None, reporter: Reporter) -> Collection:
     """Embed training and test images as one collection."""
-    plan = model.plan if run is None else dataclasses.replace(model.plan, data=find_data(run))
-    dataset = load_dataset(data, halves=plan.halves) if data else plan_dataset(plan)
+    if run is None:
+        dataset = _with_own_split(data or model.plan.data)
+    else:
+        dataset = plan_dataset(dataclasses.replace(model.plan, data=find_data(run)))
     for sentence in dataset.notes:
         reporter.note(sentence)
     opened = [
@@ -141,6 +143,16 @@ def _collect(model: Model, data: str | None, run: RunFolder | None, reporter: Re
     points = model.space.project(torch.cat([part.x for part in parts]).float()).cpu()
     train = torch.arange(len(images)) < len(parts[0].images)
     return Collection(images, train, points, thumbnails, model, {} if run is None else _stored(run, images))
+
+
+def _with_own_split(data: str) -> Dataset:
+    """Open a data set with its own split into training and test images; without one, all are training images."""
+    whole = load_dataset(data, test="none")
+    try:
+        dataset = load_dataset(data)
+    except NearkinError:  # too few classes to split, or no test images
+        return whole
+    return whole if dataset.split else dataset
 
 
 def _stored(run: RunFolder, images: Images) -> dict[str, Tensor]:
