@@ -17,6 +17,7 @@ from pathlib import Path
 from urllib.request import Request, urlopen
 
 import pytest
+from page_helpers import until
 from PIL import Image
 from typer.testing import CliRunner
 
@@ -136,7 +137,7 @@ def test_the_page_looks_as_shown(folder, address, browser, picture):
     take(page, "page-first", picture)
     page.locator("#file").set_input_files(place / "mine.png")
     expect(page.locator("#status")).to_contain_text("the nearest")
-    page.wait_for_function(PICTURES_SHOWN)
+    until(page, PICTURES_SHOWN)
     take(page, "page-search", picture)
     with page.expect_response(lambda answer: "side=64" in answer.url):  # zoomed in, points become pictures
         for _ in range(7):
@@ -148,7 +149,7 @@ def test_the_page_looks_as_shown(folder, address, browser, picture):
     phone.goto(address)
     phone.locator("#file").set_input_files(place / "mine.png")
     expect(phone.locator("#status")).to_contain_text("the nearest")
-    phone.wait_for_function(PICTURES_SHOWN)
+    until(phone, PICTURES_SHOWN)
     take(phone, "page-phone", picture)
     phone.close()
     for name in re.findall(r"\]\(pictures/(.*?)\)", PAGE.read_text()):

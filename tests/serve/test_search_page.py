@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from page_helpers import until
 
 import nearkin.serve
 from nearkin.search.index import create_index
@@ -334,8 +335,7 @@ def written(page):
     """What the map writes, with its place on the canvas, when it is drawn again."""
     page.evaluate("window.written = {}")
     page.locator("#zoom-all").click()
-    page.wait_for_function("Object.keys(window.written).length")
-    return page.evaluate("window.written")
+    return until(page, "Object.keys(window.written).length && window.written")
 
 
 def test_map_names_compact_classes(browser, live, tmp_path, picture):
@@ -378,8 +378,7 @@ def test_map_places_an_uploaded_picture(page, pictures, server, shown, picture):
     page.evaluate("window.written = {}")
     for _ in range(8):
         page.locator("#zoom-in").click()
-    page.wait_for_function("window.written['your picture']?.[0]")
-    x, y = page.evaluate("window.written['your picture']")
+    x, y = until(page, "window.written['your picture']")
     assert abs(x - box["width"] / 2) < 40  # the buttons bring it to the middle
     assert abs(y - box["height"] / 2) < 60
     hits(page).nth(3).click()

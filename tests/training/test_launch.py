@@ -102,7 +102,8 @@ def test_a_new_run_refuses_the_checkpoint_of_another(tmp_path):
     interrupt(tmp_path / "run")
     (tmp_path / "run" / "config.json").unlink()
     with pytest.raises(
-        nk.NearkinError, match=r"files of another run \(checkpoint.safetensors, log.jsonl, settings.toml\)"
+        nk.NearkinError,
+        match=r"files of another run \(before.safetensors, checkpoint.safetensors, log.jsonl, settings.toml\)",
     ):
         nk.train(out=tmp_path / "run", **{**TINY, "lr": 0.01})
     assert not (tmp_path / "run" / "config.json").exists()

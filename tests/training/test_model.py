@@ -208,7 +208,7 @@ def test_preprocessing_is_that_of_the_run_if_the_table_changes(tmp_path):
     run = RunFolder(make_run(tmp_path))
     tensors, about = read_tensors(run.model)
     assert about["preprocessing"]["mean"] == [0.5]
-    about["preprocessing"] |= {"mean": [0.25], "std": [0.125], "size": 24}
+    about["preprocessing"] |= {"mean": [0.25], "std": [0.125], "size": 24, "trained_size": 24}
     write_tensors(run.model, tensors, about)
     model = nk.load(tmp_path)
     assert model.embedder.trunk.normalise.mean == (0.25,)

@@ -16,7 +16,6 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy import stats
 
 from nearkin.console import NOTHING
 from nearkin.errors import NearkinError
@@ -85,6 +84,8 @@ def paired_t(a: ArrayLike, b: ArrayLike, *, confidence: float = 0.95) -> Compari
     mean = float(d.mean())
     if len(d) < 2 or _constant(d, np.abs(x) + np.abs(y)):
         return Comparison(len(d), mean, NAN, NAN, NAN, NAN)
+    from scipy import stats  # here, because importing it takes a second
+
     test = stats.ttest_1samp(d, 0.0)
     low, high = test.confidence_interval(confidence)
     return Comparison(len(d), mean, float(low), float(high), float(test.pvalue), mean / float(d.std(ddof=1)))
@@ -170,6 +171,8 @@ def average_ranks(scores: ArrayLike, *, level: float = 0.05) -> AverageRanks:
     blocks, methods = table.shape
     if blocks == 0:
         return AverageRanks(0, np.full(methods, NAN), NAN, NAN, ())
+    from scipy import stats  # as above
+
     ranks = stats.rankdata(-table, axis=1).mean(axis=0)
     if blocks < 2 or methods < 2:
         return AverageRanks(blocks, ranks, NAN, NAN, ())
