@@ -11,9 +11,11 @@ import against_pml
 import pytest
 import torch
 from PIL import Image
+from typer.testing import CliRunner
 
 import nearkin as nk
 from nearkin.benchmark.claims import CLAIMS, check_claim
+from nearkin.cli import app
 from nearkin.data.datasets import DATASETS
 from nearkin.data.pixels.views import AUGMENTS
 from nearkin.files import read_json
@@ -66,11 +68,13 @@ def test_the_readme_shows_these_commands():
     ]
 
 
-def test_the_commands_on_your_own_images_run_in_order(folder):
+def test_the_commands_on_your_own_images_run_in_order(folder, monkeypatch):
+    monkeypatch.chdir(folder)
     for command in COMMANDS:
         words = [name for word in shlex.split(command) for name in expand(word, folder)]
         if words[0] == "nearkin" and words[1] != "serve":  # tested with the tutorial
-            run(words + (QUICK if words[1] == "train" else []), folder)
+            done = CliRunner().invoke(app, words[1:] + (QUICK if words[1] == "train" else []))
+            assert done.exit_code == 0, f"{command}: {done.output}"
     assert (folder / "photos.png").exists()
     assert (folder / "runs" / "photos" / "result.json").exists()
     assert (folder / "compare.html").exists()

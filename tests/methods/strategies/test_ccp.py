@@ -385,6 +385,7 @@ def test_a_run_stopped_inside_a_sub_problem_resumes_bit_for_bit(tmp_path, monkey
         "space": "ball",
         "select": "validation",
         "check_every": 1,
+        "seed": 2,
         "device": "cpu",
     }
     whole = nk.train(**settings, out=tmp_path / "whole")
