@@ -34,7 +34,7 @@ from nearkin.training import loop
 from nearkin.training.cross_validation import cross_validate
 from nearkin.training.run_folder import RunFolder
 
-TINY: dict[str, Any] = {"data": "glyphs(classes=16, samples=4)", "batch": 16, "dim": 8, "device": "cpu"}
+TINY: dict[str, Any] = {"data": "glyphs(classes=16, samples=6)", "batch": 20, "dim": 8, "device": "cpu"}
 METHODS = (
     "proxy_anchor", "soft_triple(per_class=2)", "xbm(contrastive, size=32, start=0)", "vcpa", "margin(learn=True)",
     "moco(momentum=0.5, queue=20)", "profs(steps=2, weight=0.1)", "proxy_gml",
