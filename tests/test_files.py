@@ -139,5 +139,7 @@ def test_temporary_files_of_killed_writers_are_removed(tmp_path):
     keep = [".hidden.txt", f".other.{os.getpid()}", "x.json"]
     for name in (*keep, f".model.safetensors.{dead.pid}"):
         (tmp_path / name).touch()
+    (tmp_path / "snapshots").mkdir()
+    (tmp_path / "snapshots" / f".epoch.safetensors.{dead.pid}").touch()
     with write_lock(tmp_path):
-        assert sorted(path.name for path in tmp_path.iterdir()) == sorted([*keep, ".lock"])
+        assert sorted(path.name for path in tmp_path.rglob("*")) == sorted([*keep, ".lock", "snapshots"])

@@ -133,8 +133,8 @@ def write_lock(folder: Path) -> Iterator[None]:
 
 
 def _remove_temporaries(folder: Path) -> None:
-    """Remove what `atomic_file` left in a folder when its process was killed."""
-    for path in folder.glob(".*.*"):
+    """Remove what `atomic_file` left in a folder, or below it, when its process was killed."""
+    for path in folder.rglob(".*.*"):
         if (pid := path.suffix[1:]).isdecimal() and not _is_running(int(pid)):
             path.unlink(missing_ok=True)
 
