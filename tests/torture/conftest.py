@@ -48,6 +48,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
                 counts[outcome] = counts.get(outcome, 0) + count
     about = provenance() | {"command": "make torture" + ("" if SHARE == 1 else f" SHARE={SHARE:g}")}
     known = read_json(Path(RESULTS))["attacks"] if Path(RESULTS).exists() else []
-    kept = {(row["room"], row["what"]): row for row in known}  # of attacks that this run did not make
+    # Of attacks that this run did not make; one that failed before its first case has no outcome to keep.
+    kept = {(row["room"], row["what"]): row for row in known if row["seen"]}
     made = {(room, what): {"room": room, "what": what, **row, **about} for (room, what), row in attacks.items()}
     write_json(Path(RESULTS), {"attacks": [row for _, row in sorted((kept | made).items())]})
