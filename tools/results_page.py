@@ -1,19 +1,20 @@
 """Write docs/results.md and its figures from the results files: python -m tools.results_page
 
 A folder of benchmarks/results/ with a suite's name holds files *.jsonl as `nearkin bench` and `nearkin merge` write
-them. Settings that a file was run with besides the suite's own (another backbone, say) are read off its runs. The page
-has three layers: the reading in words, the two main tables (every method in one setting, and the papers' claims), and
-everything else folded.
+them. Results made with other images than today's are in a folder of their own, whose data.txt says which images these
+are; once a suite has results with recorded images, its older ones are no longer used for the claims. Settings that a
+file was run with besides the suite's own (another backbone, say) are read off its runs. The page has three layers: the
+reading in words, the two main tables (every method in one setting, and the papers' claims), and everything else folded.
 """
 
 import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from nearkin.benchmark.claims import CLAIMS, HOLDS, NOT_SHOWN, OPPOSITE, UNTESTED, Claim, Outcome, check_claim, in_words
 from nearkin.benchmark.planned_runs import NEUTRAL, PlannedSuite, plan_suite
-from nearkin.benchmark.results import read_results
+from nearkin.benchmark.results import images_of, read_results
 from nearkin.benchmark.runner import SuiteResults, needs_path
 from nearkin.benchmark.suite import Suite, load_suite, suite_names
 from nearkin.benchmark.tables import LEVEL, below_start, row_runs, suite_tables
@@ -56,10 +57,12 @@ COUNTS = "\nThe last four columns count pairs of rows; a pair with one seed in c
 
 
 class MeasuredSuite(NamedTuple):
-    """The runs of one suite, made with the same settings."""
+    """The runs of one suite, made with the same settings on the same images."""
 
     results: SuiteResults
     unknown_runs: int  # runs in its files that belong to no row of any suite
+    images: str  # which images they were made with, in words
+    superseded: bool = False  # whether there are runs with today's images
 
     @property
     def suite(self) -> Suite:
@@ -70,9 +73,11 @@ class MeasuredSuite(NamedTuple):
 def results_page(folder: Path, *, pictures: Path | None = None, link: str = "") -> str:
     """The page as text; with `pictures` the figures of suites are written there and linked below `link`."""
     measured = measured_suites(folder)
-    first = [each for each in measured if each.suite.name == FIRST]
-    others = [each for each in measured if each.suite.name != FIRST]
-    claims = {claim: check_claim(claim, [each.results for each in measured]) for claim in CLAIMS}
+    current = [each for each in measured if not each.superseded]
+    first = [each for each in current if each.suite.name == FIRST]
+    others = [each for each in current if each.suite.name != FIRST]
+    earlier = [each for each in measured if each.superseded]
+    claims = {claim: check_claim(claim, [each.results for each in current]) for claim in CLAIMS}
     readings = [reading for each in first + others for reading in _readings(each.results)]
     return "\n".join(
         [
@@ -85,27 +90,70 @@ def results_page(folder: Path, *, pictures: Path | None = None, link: str = "") 
             _claims(claims),
             "## All other suites\n",
             *(_section(each, pictures, link, fold_all=True) for each in others),
+            *(["## Made with earlier images\n"] if earlier else []),
+            *(_section(each, None, link, fold_all=True) for each in earlier),
         ]
     )
 
 
 def measured_suites(folder: Path) -> list[MeasuredSuite]:
-    """Every suite with results; files made with different settings are separate entries."""
+    """Every suite with results; files made with different settings or images are separate entries."""
+    places = [folder, *sorted(path.parent for path in folder.glob("*/data.txt"))]
+    found = sorted((each for place in places for each in _measured_in(place)), key=lambda each: each.suite.name)
+    recorded = {each.suite.name for each in found if _is_recorded(each)}
+    return [each._replace(superseded=each.suite.name in recorded and not _is_recorded(each)) for each in found]
+
+
+def _measured_in(folder: Path) -> list[MeasuredSuite]:
     files = {name: sorted((folder / name).glob("*.jsonl")) for name in suite_names()}
-    known = {key: run for paths in files.values() for path in paths for key, run in read_results(path).items()}
-    found: list[tuple[SuiteResults, set[str]]] = []
+    every = [run for paths in files.values() for path in paths for run in read_results(path).values()]
+    found: list[tuple[SuiteResults, set[str], str]] = []
     for name, paths in files.items():
         suite = load_suite(name)
-        by_settings: dict[str, tuple[Json, dict[str, Json]]] = {}
+        groups: list[tuple[Json, dict[str, Json]]] = []
         for path in paths:
             runs = read_results(path)
             changed = changed_settings(suite, list(runs.values()))
-            by_settings.setdefault(str(changed), (changed, {}))[1].update(runs)
-        for changed, runs in by_settings.values():
+            fitting = (own for same, own in groups if same == changed and _same_images([*own.values(), *runs.values()]))
+            if (group := next(fitting, None)) is None:
+                groups.append((changed, runs))
+            else:
+                group.update(runs)
+        for changed, runs in groups:
+            known = {run["id"]: run for run in every if _same_images([*runs.values(), run])}
             planned = plan_suite(suite, seeds=sorted({run["seed"] for run in runs.values()}), settings=changed)
-            found.append((SuiteResults(planned, known, {}, (), "not run yet", folder / name), set(runs)))
-    ids = {run.id for results, _ in found for run in results.planned.runs}
-    return [MeasuredSuite(results, len(keys - ids)) for results, keys in found]
+            results = SuiteResults(planned, known, {}, (), "not run yet", folder / name)
+            found.append((results, set(runs), _images_in_words(runs.values(), folder)))
+    ids = {run.id for results, *_ in found for run in results.planned.runs}
+    return [MeasuredSuite(results, len(keys - ids), images) for results, keys, images in found]
+
+
+def _same_images(runs: Sequence[Json]) -> bool:
+    """Whether all runs on a data set were made with the same images of it."""
+    digests = {(run["data"], images_of(run)) for run in runs}
+    return len(digests) == len({data for data, _ in digests})
+
+
+def _images_in_words(runs: Iterable[Json], folder: Path) -> str:
+    """Which images the runs were made with: as they recorded it, or as data.txt in their folder says."""
+    marks = {f"{run['data']} {images_of(run)}": run for run in runs if images_of(run)}
+    words = [
+        f"{run['data']}, {mark['images']:,} images in {mark['bytes'] / 2**20:,.0f} MiB (digest {mark['digest']}), kept "
+        f"at a short side of at most {mark['kept']:.3g} × the network's size"
+        for run in dict(sorted(marks.items())).values()
+        for mark in [run["images"]]
+    ]
+    if words:
+        return "; ".join(words)
+    said = folder / "data.txt"
+    return (
+        said.read_text(encoding="utf-8").strip() if said.exists() else "not recorded; those of the commits named below"
+    )
+
+
+def _is_recorded(measured: MeasuredSuite) -> bool:
+    runs = measured.results.runs
+    return any(images_of(runs[run.id]) for run in measured.results.planned.runs if run.id in runs)
 
 
 def changed_settings(suite: Suite, runs: Sequence[Json]) -> Json:
@@ -144,7 +192,8 @@ def _section(measured: MeasuredSuite, pictures: Path | None, link: str, *, fold_
         drawn = [picture.name for picture in write_figures(results, pictures) if picture.suffix == ".svg"]
         shown += [f"![{suite.title}]({link}{name})\n" for name in drawn]
     body = [_folded("Table and notes", [*shown, *notes])] if fold_all else [*shown, _folded("Notes", notes)]
-    return "\n".join([f"### {suite.title}", "", f"`{_command(results.planned, sorted(with_runs))}`", "", *body])
+    command = f"`{_command(results.planned, sorted(with_runs))}`"
+    return "\n".join([f"### {suite.title}", "", command, "", f"Images: {measured.images}.", "", *body])
 
 
 def _folded(summary: str, lines: Sequence[str]) -> str:

@@ -102,3 +102,15 @@ def test_a_merge_that_fails_leaves_no_half_copied_values(tmp_path, monkeypatch):
     assert list((tmp_path / "b" / "queries").iterdir()) == []
     merge([tmp_path / "a" / "results.jsonl"], tmp_path / "b" / "results.jsonl")
     assert (tmp_path / "b" / "queries" / "x.safetensors").read_bytes() == b"values"
+
+
+def test_runs_on_different_images_are_not_merged(tmp_path):
+    paths = [tmp_path / name / "results.jsonl" for name in "abc"]
+    old, new = {}, {"images": {"digest": "def"}}
+    for seed, (path, images) in enumerate(zip(paths, (old, new, new), strict=True)):
+        append_line(path, run_line("x", seed) | images)
+    with pytest.raises(
+        NearkinError, match=r"b.results.jsonl and .*a.results.jsonl have runs made with different images"
+    ):
+        merge(paths, tmp_path / "out.jsonl")
+    assert merge(paths[1:], tmp_path / "out.jsonl").runs == 1

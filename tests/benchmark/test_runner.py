@@ -9,6 +9,7 @@ import time
 
 import pytest
 from benchmark.tiny_suite import TINY, append_all, written
+from image_helpers import save_noise
 
 import nearkin as nk
 from nearkin.benchmark import runner as module
@@ -125,6 +126,22 @@ def test_a_finished_run_missing_from_the_results_is_only_appended(done, tmp_path
     found = bench(suite, out=out, rows=["PA"], seeds=1)
     key = found.planned.runs[0].id
     assert found.runs[key]["scores"] == first.runs[key]["scores"] | found.runs[key]["scores"]
+
+
+def test_runs_on_other_images_are_not_added(tmp_path):
+    photos = [save_noise(tmp_path / "mine" / f"{n % 4}" / f"{n}.png", 16, 16, seed=n) for n in range(16)]
+    text = TINY.replace("[data.glyphs]\nread", "[data.folder]\n#").replace("paper.glyphs", "paper.folder")
+    suite = written(tmp_path, text.replace("epochs = 1", "epochs = 0\nsize = 16\naugment = 'none'"))
+    settings = {"device": "cpu", "batch": 4}
+    common = {"data": [f"folder:{tmp_path / 'mine'}"], "rows": ["PA"], "settings": settings, "queries": False}
+    (record,) = bench(suite, out=tmp_path / "out", seeds=1, **common).runs.values()
+    assert record["images"]["images"] == 16
+    assert record["images"]["bytes"] == sum(photo.stat().st_size for photo in photos)
+    assert record["images"]["kept"] == 2.0
+    save_noise(photos[3], 16, 17)
+    assert len(bench(suite, out=tmp_path / "out", seeds=1, **common).runs) == 1  # nothing to add
+    with pytest.raises(NearkinError, match=r"results.jsonl has runs that were made with other images of folder"):
+        bench(suite, out=tmp_path / "out", seeds=2, **common)
 
 
 def test_a_failed_run_is_named_and_the_others_are_run(tmp_path):

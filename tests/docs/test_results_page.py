@@ -354,6 +354,34 @@ def test_two_files_made_with_the_same_settings_are_one_table(tmp_path):
     assert f"{runs - 4} of {runs} runs are not finished: not run yet." in text
 
 
+def recorded(digest):
+    return {"images": {"images": 9, "bytes": 3 * 2**20, "digest": digest, "kept": 2.0}}
+
+
+def test_results_made_with_other_images_have_their_own_table_and_test_no_claim(tmp_path):
+    earlier = tmp_path / "cub_256"
+    fill(earlier, EVERY, {"proxy_anchor": ANCHOR, "mpa, K = 10": (68.0, 68.5, 67.9, 68.0)})
+    (earlier / "data.txt").write_text("CUB at short side 256\n")
+    before = results_page(tmp_path)
+    assert "Images: CUB at short side 256." in section(before, "Every method")
+    assert claims_of(before)["MPA is above Proxy-Anchor"][0] == "holds here"
+    fill(tmp_path, EVERY, {"proxy_anchor": ANCHOR}, file="new.jsonl", more=recorded("abc"))
+    now = results_page(tmp_path)
+    assert "cub, 9 images in 3 MiB (digest abc), kept at a short side of at most 2 × the" in section(
+        now, "Every method"
+    )
+    assert list(rows(section(now, "Every method"))) == ["not trained", "proxy_anchor"]
+    assert "Images: CUB at short side 256." in now[now.index("## Made with earlier images") :]
+    assert claims_of(now)["MPA is above Proxy-Anchor"][0] == "not measured yet"
+
+
+def test_files_made_with_different_images_are_not_one_table(tmp_path):
+    fill(tmp_path, EVERY, {"proxy_anchor": ANCHOR[:2]}, file="one.jsonl", more=recorded("abc"))
+    fill(tmp_path, EVERY, {"proxy_anchor": ANCHOR}, file="two.jsonl", more=recorded("def"))
+    found = [(each.images.split("digest ")[1][:3], len(each.results.runs)) for each in measured_suites(tmp_path)]
+    assert found == [("abc", 2), ("def", 4)]
+
+
 def test_settings_in_which_rows_differ_are_not_a_change():
     suite = load_suite("vcpa_fig3")
     planned = plan_suite(suite, seeds=1)

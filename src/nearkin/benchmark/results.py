@@ -43,14 +43,29 @@ def read_results(path: str | Path) -> dict[str, Json]:
     return {record["id"]: record for record in lines}
 
 
+def images_of(record: Json) -> str:
+    """The digest of the images that a run was made with; empty for runs that did not record it."""
+    return str(record.get("images", {}).get("digest", ""))
+
+
 def merge(paths: Sequence[str | Path], out: str | Path) -> Merged:
-    """Merge results files, each run once; if two disagree, the first is kept and the conflict reported."""
+    """Merge results files, each run once; if two disagree, the first is kept and the conflict reported.
+
+    Runs made with different images of one data set are refused.
+    """
     kept: dict[str, Json] = {}
     conflicts: list[str] = []
+    made_with: dict[tuple[str, str], tuple[str, Path]] = {}
     for path in map(Path, paths):
         if not path.exists():
             raise NearkinError(f"There is no results file {path}.")
         for key, record in read_results(path).items():
+            data = (str(record.get("data")), str(record.get("settings", {}).get("data")))
+            digest, other = made_with.setdefault(data, (images_of(record), path))
+            if digest != images_of(record):
+                raise NearkinError(
+                    f"{path} and {other} have runs made with different images of {data[0]}: merge them into two files."
+                )
             conflicts += _differences(kept[key], record, path) if key in kept else []
             first = kept.setdefault(key, record)
             first["scores"] = {**record["scores"], **first["scores"]}

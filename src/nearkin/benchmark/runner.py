@@ -17,10 +17,11 @@ from typing import Any
 import torch
 
 from nearkin.benchmark.planned_runs import PlannedRun, PlannedSuite, plan_suite
-from nearkin.benchmark.results import Queries, query_file, read_results, write_queries
+from nearkin.benchmark.results import Queries, images_of, query_file, read_results, write_queries
 from nearkin.benchmark.suite import Suite, SuiteData, load_suite
 from nearkin.console import Reporter
-from nearkin.data.datasets import DATASETS
+from nearkin.data.datasets import DATASETS, load_dataset
+from nearkin.data.image_mark import image_mark
 from nearkin.data.pixels.open import keep_images_open
 from nearkin.errors import NearkinError
 from nearkin.evaluation import DEFAULT_METRICS
@@ -118,6 +119,7 @@ def bench(
 
 def _bench(planned: PlannedSuite, runner: "_Runner", budget: Budget) -> SuiteResults:
     todo = runner.todo(planned)
+    runner.check_images(planned, todo)
     if budget.end is not None:
         todo = runner.quick_first(todo)
     failed: dict[str, str] = {}
@@ -180,6 +182,20 @@ class _Runner:
             if run.data in self.data_specs and (done is None or measurable):
                 found.setdefault(run.id, run)
         return list(found.values())
+
+    def check_images(self, planned: PlannedSuite, todo: Sequence[PlannedRun]) -> None:
+        """Refuse to add runs to those that were made with other images of a data set.
+
+        Data sets without a path are made by nearkin, whose commit every run records.
+        """
+        for name in {run.data for run in todo if needs_path(planned.suite.data[run.data])}:
+            read = planned.suite.data[name].read
+            done = {images_of(run) for run in self.results.values() if run["settings"]["data"] == read}
+            if done and done != {image_mark(load_dataset(self.data_specs[name])).digest}:
+                raise NearkinError(
+                    f"{self.file} has runs that were made with other images of {name} than those of "
+                    f"{self.data_specs[name]}: choose another --out."
+                )
 
     def quick_first(self, todo: Sequence[PlannedRun]) -> list[PlannedRun]:
         """Seed by seed as planned, but in each seed the runs that are likely to be quick before the others.
@@ -254,6 +270,9 @@ class _Runner:
             "compile": plan["compile"],
             "settings": run.description,
         }
+        resolved = read_json((folder.parts() or [folder])[0].config).get("resolved", {})
+        if mark := resolved.get("images"):
+            record["images"] = mark | {"kept": plan["stored"]}
         append_line(self.file, record)
         self.results[run.id] = record
         folder.checkpoint.unlink(missing_ok=True)  # three times the size of the model, and no longer needed

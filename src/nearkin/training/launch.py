@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from nearkin.console import Reporter, notebook_reporter
+from nearkin.data.image_mark import image_mark
 from nearkin.data.images import Dataset, Images
 from nearkin.data.labelled_items import as_spec
 from nearkin.data.pixels.stores import Store
@@ -152,6 +153,7 @@ def train_model(
     training.batches()  # refuses impossible batches before anything is written
     known = read_json(run.config) if run.config.exists() else {}
     more = {"resolved": _resolved(training) | {"head_scale": head_scale, "own_streams": True}}
+    more["resolved"]["images"] = image_mark(data)._asdict()
     more |= {"start": start_record(run, plan)} if plan.start else {}
     if expected := expected or known.get("expected"):
         more["expected"] = expected
