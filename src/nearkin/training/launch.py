@@ -38,6 +38,7 @@ from nearkin.training.random_streams import drawing_from, stream_seed
 from nearkin.training.recipes import recipe_settings
 from nearkin.training.run_config import write_config
 from nearkin.training.run_folder import RunFolder
+from nearkin.training.run_profile import Profile
 from nearkin.training.settings import Settings, with_plan_keywords
 from nearkin.training.settings_file import read_settings
 from nearkin.training.start import keeps_head, start_record, with_start
@@ -162,7 +163,10 @@ def train_model(
         training.restore()
     objective = training.method
     write_config(run, plan, method=str(objective.spec), space=objective.ranked_in, **more)
-    return training.train_to_end()
+    try:
+        return training.train_to_end()
+    finally:
+        training.profile.report(reporter)
 
 
 def _resolved(training: Training) -> Json:
@@ -190,6 +194,7 @@ def build_training(
     """
     torch.backends.cudnn.benchmark = True  # every training step has the same shapes
     tracker = Tracker(plan, run.path / "tensorboard", log)
+    profile = Profile(run, torch.device(plan.device), on=plan.profile)
 
     data = data or plan_dataset(plan)
     train_set, validation_set = training_images(plan, data)
@@ -218,12 +223,13 @@ def build_training(
         compiled=plan.compile,
     )
 
-    train = open_images(model, train_set, "training", reporter=reporter)
-    _check_classes(train_set, train.images)
-    validation = None
-    if validation_set is not None:
-        validation = open_images(model, validation_set, "held-out", reporter=reporter)
-    test = open_images(model, data.test, "test", reporter=reporter) if len(data.test) else None
+    with profile.part("decoding"):
+        train = open_images(model, train_set, "training", reporter=reporter)
+        _check_classes(train_set, train.images)
+        validation = None
+        if validation_set is not None:
+            validation = open_images(model, validation_set, "held-out", reporter=reporter)
+        test = open_images(model, data.test, "test", reporter=reporter) if len(data.test) else None
 
     head_scale = rescale_head(model, train.store, trained_in=_announce_start(embedder, initial, reporter))
     torch.manual_seed(stream_seed(plan.model_seed, "training"))
@@ -242,6 +248,7 @@ def build_training(
         method=objective,
         optimiser=make_optimiser(plan, parameter_groups(plan, embedder, objective)),
         tracker=tracker,
+        profile=profile,
         reporter=reporter,
     )
     return training, head_scale

@@ -29,6 +29,7 @@ from nearkin.training.optimiser import checks_without_progress, lr_factor, set_t
 from nearkin.training.plan import Plan
 from nearkin.training.random_streams import Stream, stream_seed
 from nearkin.training.run_folder import RunFolder
+from nearkin.training.run_profile import Profile
 from nearkin.training.seen_classes import seen_classes
 from nearkin.training.tracking import Tracker
 
@@ -53,6 +54,7 @@ class Training:
     method: Method
     optimiser: torch.optim.Optimizer
     tracker: Tracker
+    profile: Profile
     reporter: Reporter
 
     def __post_init__(self) -> None:
@@ -87,26 +89,33 @@ class Training:
         self._estimate(total)
         batches = self.batches()
         self._begin_epoch()
-        with stop_on_interrupt() as asked, self.reporter.training(total) as status:
+        profiled = self.profile.training(range(self.step, total), settled=self.plan.warmup * self.per_epoch)
+        with stop_on_interrupt() as asked, self.reporter.training(total) as status, profiled:
             while self.step < total and not self._out_of_patience():
                 if self.step % self.per_epoch == 0:
                     self._begin_epoch()
-                self.losses[self.step % self.per_epoch] = self._one_step(*next(batches))
+                self.profile.trace(self.step)
+                with self.profile.part("waiting for data"):
+                    batch = next(batches)
+                self.losses[self.step % self.per_epoch] = self._one_step(*batch)
                 self.step += 1
                 self._show_status(status)
                 if self.step % self.per_epoch == 0:
                     self._end_epoch()
                 if self.step % self.check_every == 0 or self.step == total:
-                    self._check()
+                    with self.profile.part("checks"):
+                        self._check()
                 if self.step % self.per_epoch == 0:
                     self._snapshot()
                 self.seconds = before + time.monotonic() - began
                 if asked.is_set() or self.kept or time.monotonic() - saved > SAVE_SECONDS:
-                    self._save()
+                    with self.profile.part("saving"):
+                        self._save()
                     saved, self.kept = time.monotonic(), False
                 if asked.is_set():
                     raise KeyboardInterrupt
-            self._save()
+            with self.profile.part("saving"):
+                self._save()
         return self._finish()
 
     def batches(self) -> Iterator[tuple[Tensor, Pixels]]:
@@ -122,18 +131,24 @@ class Training:
         return self.train.store.read_batches(rows, read_ahead=0 if self.method.reads_state else 2)
 
     def _one_step(self, index: Tensor, pixels: Pixels) -> Tensor:
+        part = self.profile.part
         self.optimiser.zero_grad()  # first: a compiled network reuses the memory of its gradients
         index = index.to(self.device, non_blocking=True)
-        images = self.augment(pixels, self.crops).contiguous(memory_format=torch.channels_last)
-        with autocast(self.device, self.plan.precision):
+        with part("augmentation"):
+            images = self.augment(pixels, self.crops).contiguous(memory_format=torch.channels_last)
+        with part("forward"), autocast(self.device, self.plan.precision):
             x = self.network(images)
-        step = Step(x, self.labels[index], self.model.embedder, images, index, self.rng)
-        loss = self.method.loss(step)
-        loss.backward()  # type: ignore[no-untyped-call]
-        self.method.after_backward(self.model.embedder)
-        self._clip()
-        self.optimiser.step()
-        self.method.after_step(step)
+        with part("loss"):
+            step = Step(x, self.labels[index], self.model.embedder, images, index, self.rng)
+            loss = self.method.loss(step)
+        with part("backward"):
+            loss.backward()  # type: ignore[no-untyped-call]
+            self.method.after_backward(self.model.embedder)
+        with part("optimiser"):
+            self._clip()
+            self.optimiser.step()
+        with part("state of the method"):
+            self.method.after_step(step)
         return loss.detach()
 
     def _clip(self) -> None:
@@ -149,7 +164,8 @@ class Training:
         self.run.keep_events(0)
         self._log_test(0, "before training")
         self.method.train()
-        self.method.at_check(self.model.embedder, self._embed, self.labels)
+        with self.profile.part("checks"):
+            self.method.at_check(self.model.embedder, self._embed, self.labels)
         self._snapshot()
 
     def _estimate(self, total: int) -> None:
@@ -238,8 +254,9 @@ class Training:
 
     def _log_test(self, epoch: int, what: str) -> None:
         if self.test is not None:
-            embedded = self._embed_all(self.test, what)
-            self._log("test", epoch=epoch, scores=measure(embedded, self.plan.metrics))
+            with self.profile.part("evaluation"):
+                embedded = self._embed_all(self.test, what)
+                self._log("test", epoch=epoch, scores=measure(embedded, self.plan.metrics))
             if not epoch:
                 write_values(self.run.before, embedded)
 
@@ -325,8 +342,9 @@ class Training:
             self._keep()
         tensors, about = read_tensors(self.run.model)
         self.model.embedder.load_state_dict(tensors)
-        embedded = None if self.test is None else self._embed_all(self.test, "test")
-        scores = Scores({}, queries=0, left_out=0) if embedded is None else measure(embedded, self.plan.metrics)
+        with self.profile.part("evaluation"):
+            embedded = None if self.test is None else self._embed_all(self.test, "test")
+            scores = Scores({}, queries=0, left_out=0) if embedded is None else measure(embedded, self.plan.metrics)
         self.tracker.add({"event": "kept", "step": about["step"], "scores": scores})
         self.tracker.close()
         images, seconds = self.trained

@@ -124,6 +124,7 @@ class Plan:
     snapshots: str = setting("", "Epochs after which to save model and method, such as 0,30,80.")
     metrics: tuple[str, ...] = setting(DEFAULT_METRICS, "Metrics on the test set, separated by commas.")
     tensorboard: bool = setting(False, "Also write curves for TensorBoard into the run folder (extra: track).")
+    profile: bool = setting(False, "Time the parts of the run and trace a few steps; slows training a little.")
     seed: int = setting(0, "Seed of all random numbers.")
     device: str = setting("auto", "Where to compute: auto, cpu, cuda, cuda:1, …")
 

@@ -41,6 +41,8 @@ class RunFolder:
         self.result = self.path / "result.json"
         self.snapshots = self.path / "snapshots"
         self.before = self.path / "before.safetensors"
+        self.profile = self.path / "profile.txt"
+        self.trace = self.path / "trace.json.gz"
 
     def __repr__(self) -> str:
         if not self.result.exists():
@@ -84,6 +86,8 @@ class RunFolder:
             self.result,
             self.snapshots,
             self.before,
+            self.profile,
+            self.trace,
         )
         folders = (path for pattern in ("fold-*", "repeat-*", "tensorboard") for path in self.path.glob(pattern))
         cards = [self.card] if self.has_own_card() else []

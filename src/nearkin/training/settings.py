@@ -70,6 +70,7 @@ class Settings(TypedDict, total=False):
     snapshots: str
     metrics: str | Sequence[str]
     tensorboard: bool
+    profile: bool
     seed: int
     device: str
 
