@@ -18,6 +18,7 @@ from nearkin.data.benchmarks import (
     read_inshop,
     read_sop,
 )
+from nearkin.data.splits import swapped
 from nearkin.errors import NearkinError
 
 
@@ -42,6 +43,12 @@ def test_cub(tmp_path):
         assert dataset.train.labels.tolist() == [0, 0, 1, 1, 1]
         assert dataset.test.labels.tolist() == [0, 1, 1]
         assert all(file.is_file() for file in [*dataset.train.sources, *dataset.test.sources])
+
+
+def test_cub_says_how_large_its_test_images_usually_are(tmp_path):
+    dataset = read_cub(cub(tmp_path), expect=None)
+    assert dataset.test_short_side == 256
+    assert swapped(dataset).test_short_side == 0, "the other half is kept larger"
 
 
 def test_the_counts_of_the_papers_are_checked(tmp_path):

@@ -1,5 +1,6 @@
 """The setting `stored`: how large a run keeps its images, written into the run and its model."""
 
+import dataclasses
 import io
 
 import pytest
@@ -62,3 +63,14 @@ def test_if_memory_is_short_images_are_kept_smaller_and_the_user_is_told(place, 
     assert "they are kept at 37 (--stored 2 reads larger ones from their files every time)" in said.getvalue()
     asked = make_plan({**TINY, "stored": 3.0, "data": f"folder:{top / 'images'}"}, {})
     assert images.with_storage(asked, data, reporter=Reporter()) is asked
+
+
+def test_held_out_images_are_reduced_as_the_usual_test_images_are(place):
+    top, run = place
+    plan = make_plan({**TINY, "select": "validation", "stored": 2.0, "data": f"folder:{top / 'images'}"}, {})
+    data = dataclasses.replace(nk.load_dataset(f"folder:{top / 'images'}", test="none"), test_short_side=40)
+    model = nk.load(run.path, device="cpu")
+    parts = images.training_images(plan, data)
+    opened = [images.open_images(model, part, "any", reporter=Reporter()) for part in parts]
+    assert [each.store.packed.size.amin(1).unique().tolist() for each in opened] == [[60], [40]]
+    assert parts[1].take([0]).at_most == 40

@@ -6,6 +6,7 @@ other counts, or None for no check. To read a part of a benchmark, use `folder:`
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +49,8 @@ def read_cub(path: Path, *, expect: Counts | None = CUB_COUNTS) -> Dataset:
     _check_same_images(files, labels, root)
     _check_labels(labels, names, files, root)
     paths = [root / "images" / files[image] for image in files]
-    return _halves("cub", paths, [labels[image] for image in files], names, root=root, source=CUB, expect=expect)
+    halves = _halves("cub", paths, [labels[image] for image in files], names, root=root, source=CUB, expect=expect)
+    return replace(halves, test_short_side=256)  # the papers show 224 pixels of 256
 
 
 def read_cars(path: Path, *, expect: Counts | None = CARS_COUNTS) -> Dataset:

@@ -23,6 +23,7 @@ class Images:
     names: tuple[str, ...]
     query: Tensor | None = None  # [N] bool; with gallery: the query/gallery protocol. None: leave-self-out
     gallery: Tensor | None = None  # [N] bool
+    at_most: int = 0  # the short side to which they are reduced when they are opened (0: they are not)
 
     def __post_init__(self) -> None:
         if (self.query is None) != (self.gallery is None):
@@ -66,6 +67,7 @@ class Images:
             names=tuple(self.names[c] for c in present.tolist()),
             query=None if self.query is None else self.query[rows],
             gallery=None if self.gallery is None else self.gallery[rows],
+            at_most=self.at_most,
         )
 
     def of_classes(self, ids: Tensor | Sequence[int]) -> "Images":
@@ -100,6 +102,7 @@ class Dataset:
     notes: tuple[str, ...] = ()
     small_grey: bool = False  # small grey images, such as letters; else photographs
     left_out: tuple[LeftOut, ...] = ()  # images that were found and are in neither part
+    test_short_side: int = 0  # of its usual test images; held-out classes that stand in for them are reduced to it
     split: str = ""  # how nearkin split the images into train and test; empty if the data set says it
 
 

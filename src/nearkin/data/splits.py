@@ -27,7 +27,7 @@ def swapped(dataset: Dataset) -> Dataset:
     if dataset.test.query is not None:
         raise NearkinError(f"{dataset.name} has a query/gallery test part, so its halves cannot be swapped.")
     note = "Halves swapped: training and test classes are exchanged."
-    return replace(dataset, train=dataset.test, test=dataset.train, notes=(*dataset.notes, note))
+    return replace(dataset, train=dataset.test, test=dataset.train, notes=(*dataset.notes, note), test_short_side=0)
 
 
 def all_training(dataset: Dataset) -> Dataset:

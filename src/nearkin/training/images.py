@@ -44,11 +44,16 @@ def plan_dataset(plan: Plan) -> Dataset:
 
 
 def training_images(plan: Plan, data: Dataset) -> tuple[Images, Images | None]:
-    """Return the images a run trains on, and those of its held-out classes if it needs any."""
+    """Return the images a run trains on, and those of its held-out classes if it needs any.
+
+    Held-out classes stand in for the test classes, so their images are as large as those usually are.
+    """
     train = sample_fraction(data.train, plan.fraction, seed=plan.seed)
     if not plan.needs_held_out:
         return train, None
-    return held_out(train, fraction=plan.held_out, fold=(plan.fold - 1, plan.folds) if plan.folds else None)
+    block = (plan.fold - 1, plan.folds) if plan.folds else None
+    train, validation = held_out(train, fraction=plan.held_out, fold=block)
+    return train, dataclasses.replace(validation, at_most=data.test_short_side)
 
 
 STORED = 2.0
@@ -75,10 +80,13 @@ def with_storage(plan: Plan, data: Dataset, *, reporter: Reporter) -> Plan:
 
 def open_images(model: Model, images: Images, what: str, *, reporter: Reporter) -> OpenImages:
     """Open images at the size a model needs; report those that cannot be read. `what` is "training", "test", …"""
+    storage = model.storage
+    if images.at_most and not storage.enlarge:
+        storage = storage._replace(short_side=min(storage.short_side, images.at_most))
     with reporter.bar(f"reading {what} images") as progress:
         store, good, bad = open_store(
             images,
-            **model.storage._asdict(),
+            **storage._asdict(),
             channels=model.embedder.trunk.channels,
             device=model.device,
             cache=cache_dir(),
