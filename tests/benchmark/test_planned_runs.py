@@ -11,6 +11,17 @@ from nearkin.cli.benchmark import parse_seeds
 from nearkin.errors import NearkinError
 
 
+def test_options_that_were_added_later_keep_older_ids_at_their_defaults():
+    def of(spec):
+        return run_id(describe({"backbone": "conv4", "method": spec}, data="glyphs"))
+
+    for spec, option, on in (("xbm", "reading", "code"), ("profs", "plain_representatives", True)):
+        description = describe({"backbone": "conv4", "method": spec}, data="glyphs")
+        assert option not in description["method"]
+        assert option in describe({"backbone": "conv4", "method": f"{spec}({option}={on})"}, data="glyphs")["method"]
+        assert of(spec) != of(f"{spec}({option}={on})")
+
+
 def test_an_id_is_what_decides_the_outcome():
     base = {"backbone": "conv4", "method": "proxy_anchor", "seed": 0, "epochs": 2, "lr": 1e-4}
 

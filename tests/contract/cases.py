@@ -30,6 +30,7 @@ QUICK = {
     "proxy_isa": (
         "proxy_isa(steps_per_epoch=1, size=20, volume=8, hardness=0.9, margin=0)",
         "proxy_isa(proxy_nca(scale=4), steps_per_epoch=1, size=7, volume=8, hardness=0.9, penalty=bounded)",
+        "proxy_isa(steps_per_epoch=1, size=20, volume=8, hardness=0.9, margin=0, reading=code)",
     ),
     "proxy_updates": (
         "proxy_updates(steps=2, lr=0.1)",
@@ -42,7 +43,11 @@ QUICK = {
         "vcpa(proxy_anchor(alpha=4), sample=False, tau=0, steps=3)",
         "vcpa(soft_triple(per_class=2), newton=False, lr=0.1, steps=3, samples=2)",
     ),
-    "xbm": ("xbm(start=0, size=20)", "xbm(contrastive(positive=0.1), size=7, start=2, weight=0.5)"),
+    "xbm": (
+        "xbm(start=0, size=20)",
+        "xbm(contrastive(positive=0.1), size=7, start=2, weight=0.5)",
+        "xbm(contrastive(positive=0.1), size=20, start=2, reading=code)",
+    ),
 }
 
 

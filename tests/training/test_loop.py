@@ -358,6 +358,18 @@ def test_trunk_head_and_proxies_have_their_own_learning_rates(tmp_path):
         assert {id(p) for p in group["params"]} == {id(p) for p in parameters}
 
 
+def test_representatives_are_shown_plainly_on_request(tmp_path):
+    method = "profs(contrastive, hard_classes=False, plain_representatives={})"
+    plain, other = (
+        new_training(tmp_path / str(on), method=method.format(on), images_per_class=3) for on in (True, False)
+    )
+    for training in (plain, other):
+        index, pixels = next(training.batches())
+        shown, same = training._views(pixels), training.model.view(pixels)
+        alike = (shown == same).flatten(1).all(1)
+        assert alike.tolist() == [training is plain and row % 3 == 0 for row in range(len(index))]
+
+
 @pytest.mark.parametrize("limit", [{"clip_value": 0.5}, {"clip_norm": 0.5, "clip_value": 0.0}])
 def test_gradients_are_clipped(tmp_path, limit):
     training = new_training(tmp_path, **limit)

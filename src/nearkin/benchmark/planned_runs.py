@@ -137,8 +137,7 @@ def _plain(value: Any) -> Any:
 
 
 def _spec(call: Call) -> str:
-    later = METHODS[call.name].later_options
-    options = {name: _plain(value) for name, value in call.options.items() if value or name not in later}
+    options = {name: _plain(value) for name, value in METHODS[call.name].id_options(call.options).items()}
     return str(Call(call.name, tuple(parse(_spec(inner)) for inner in call.args), options))
 
 

@@ -11,9 +11,10 @@ A loop that only calls `loss = method(x, y)` needs no verb: `forward` remembers 
 and calls `after_step` itself when an optimiser has stepped since.
 """
 
+import inspect
 import itertools
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, Self
 
 import torch
@@ -45,10 +46,11 @@ class Method(PreciseModule):
     space: Space = Space.COSINE
     images_per_class: int = 0  # images of each class in a batch; 0: batches are random
     reads_state: bool = False  # `batches` reads the method's state (mining), so nothing may be read ahead
+    plain_rows: slice | None = None  # rows of a batch whose images are shown without augmentation
     compiled: bool = False  # the run compiles its network, so a method may compile its own inner steps, too
     needs_score: bool = False  # `at_check` needs the score of held-out classes
     spec: Call = Call("")
-    later_options: tuple[str, ...] = ()  # left out of a run's id while off, so that older results keep theirs
+    later_options: tuple[str, ...] = ()  # left out of a run's id at their defaults, so that older results keep theirs
 
     def __init__(self) -> None:
         super().__init__()
@@ -56,6 +58,12 @@ class Method(PreciseModule):
         self._noted: Step | None = None  # the batch of the last loss, with what it left for after_step
         self._pending: list[tuple[int, Step]] = []  # batches of `forward`, each with the optimiser steps before it
         self._lacks: str | None = None  # what a plain loop has to add; empty: nothing; None: nobody has asked
+
+    @classmethod
+    def id_options(cls, options: Mapping[str, Any]) -> dict[str, Any]:
+        """The options that decide the id of a run."""
+        usual = {name: p.default for name, p in inspect.signature(cls).parameters.items()}
+        return {name: v for name, v in options.items() if name not in cls.later_options or v != usual[name]}
 
     def extra_repr(self) -> str:
         """The spec, for `print(method)`."""

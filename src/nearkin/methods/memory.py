@@ -28,6 +28,17 @@ class Memory(PreciseModule):
         """The memory as references."""
         return References(self.vectors, self.labels)
 
+    def with_batch(self, x: Tensor, y: Tensor, keep: Tensor) -> References:
+        """The memory as it will be after `enqueue` of the whole batch or of nothing; a row is not its own reference."""
+        size = len(self.labels)
+        x, y, keep, first = x[-size:], y[-size:], keep[-size:], max(len(y) - size, 0)
+        oldest = (torch.arange(size, device=y.device) - self.pointer) % size < len(y)
+        labels = torch.where(oldest & keep.any(), EMPTY, self.labels)
+        dtype = torch.promote_types(x.dtype, self.vectors.dtype)
+        vectors = torch.cat([self.vectors.to(dtype), x.to(dtype)])
+        rows = torch.cat([torch.full_like(self.labels, -1), torch.arange(first, first + len(y), device=y.device)])
+        return References(vectors, torch.cat([labels, torch.where(keep, y, EMPTY)]), rows)
+
     @torch.no_grad()
     def enqueue(self, x: Tensor, y: Tensor, keep: Tensor | None = None) -> None:
         """Add the batch, or the rows that `keep` marks, in place of the oldest entries; no host sync."""

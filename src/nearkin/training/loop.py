@@ -12,7 +12,7 @@ from torch import Tensor
 
 from nearkin.console import Reporter, Status, stop_on_interrupt
 from nearkin.data.pixels.tiles import Pixels
-from nearkin.data.pixels.views import Augment
+from nearkin.data.pixels.views import Augment, centre, short_side_for
 from nearkin.errors import NearkinError
 from nearkin.evaluation import Scores
 from nearkin.files import Json, provenance, read_json, read_tensors, write_json, write_tensors
@@ -60,6 +60,8 @@ class Training:
     def __post_init__(self) -> None:
         self.device = self.model.device
         self.network: Network = self.model.embedder  # what a step calls; after warm-up the compiled one
+        size, normalise = self.model.size, self.model.embedder.trunk.normalise
+        self.plain = centre(size, normalise, short_side=short_side_for(size))
         self.labels = self.train.images.labels.to(self.device)
         self.base_lr = [group["lr"] for group in self.optimiser.param_groups]
         self.per_epoch = steps_per_epoch(len(self.train.images), self.plan.batch)
@@ -135,7 +137,7 @@ class Training:
         self.optimiser.zero_grad()  # first: a compiled network reuses the memory of its gradients
         index = index.to(self.device, non_blocking=True)
         with part("augmentation"):
-            images = self.augment(pixels, self.crops).contiguous(memory_format=torch.channels_last)
+            images = self._views(pixels).contiguous(memory_format=torch.channels_last)
         with part("forward"), autocast(self.device, self.plan.precision):
             x = self.network(images)
         with part("loss"):
@@ -150,6 +152,13 @@ class Training:
         with part("state of the method"):
             self.method.after_step(step)
         return loss.detach()
+
+    def _views(self, pixels: Pixels) -> Tensor:
+        """A random view of each image, but the plain one of those that the method asks for."""
+        images = self.augment(pixels, self.crops)
+        if (rows := self.method.plain_rows) is not None:
+            images[rows] = self.plain(pixels._replace(canvas=pixels.canvas[rows], size=pixels.size[rows]))
+        return images
 
     def _clip(self) -> None:
         parameters = [p for group in self.optimiser.param_groups for p in group["params"]]

@@ -31,6 +31,10 @@ Readings
     never positive, a small weight would lift an easy negative above the hard ones.
 11. Proposition 1: P(δ) takes part in the entropy (Eq. 19 holds only so); its own payoff is 0. Maximising freely over
     the simplex of the samples and that one more outcome gives P(δ) of Eq. 7.
+12. `code=True`: Algorithm 1 as the authors published it as a program, from a description of that program. S_learned,
+    not S_avg, is the state, and it is 1 for a class until the queue gives it a value; E counts the samples that were
+    not filtered; the similarities of the queue are with the proxies of the loss, not with those after the step.
+    That queue and filter begin an epoch later is the caller's `queue_on` and `filter_on`.
 """
 
 import math
@@ -118,6 +122,7 @@ class Run:
     def __init__(
         self, classes, *, size, V=100.0, h=0.15, k=0.9, lam=0.1, tau=1.5, alpha=32.0, delta=0.1, positive="sigma",
         negative="inverse", inside="penalty", count="samples", now=False, alone=1.0, inner="proxy_anchor", scale=1.0,
+        code=False,
     ):  # fmt: skip
         self.C, self.T = classes, size
         self.V, self.h, self.k, self.lam, self.tau = V, h, k, lam, tau
@@ -125,7 +130,8 @@ class Run:
         self.positive, self.negative, self.inside = positive, negative, inside
         self.count, self.now = count, now
         self.n = [0] * classes
-        self.S_avg = [0.0] * classes
+        self.code = code
+        self.S_avg = [1 / h if code else 0.0] * classes
         self.queue = []  # (vector, label), oldest first
 
     def step(self, x, y, proxies, *, queue_on, filter_on, moved=None):
@@ -142,9 +148,9 @@ class Run:
         else:
             value = loss(*weights, alpha=self.alpha, delta=self.delta, alone=self.alone)
         if queue_on:
-            self.remember(x, y, proxies if moved is None else lists(moved))
+            self.remember(x, y, proxies if moved is None or self.code else lists(moved))
         if not self.now:
-            self.see(y)
+            self.see([label for i, label in enumerate(y) if i not in self.filtered] if self.code else y)
         return value
 
     def see(self, y):

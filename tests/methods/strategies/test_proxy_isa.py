@@ -35,7 +35,7 @@ def oracle_of(m, **more):
     positive, negative = PENALTIES[o["penalty"]]
     return oracle.Run(
         CLASSES, size=o["size"], V=o["volume"], h=o["hardness"], k=o["sensitivity"], lam=o["margin"], tau=o["tau"],
-        positive=positive, negative=negative, count=o["count"], **more,
+        positive=positive, negative=negative, count=o["count"], code=o["reading"] == "code", **more,
     )  # fmt: skip
 
 
@@ -68,7 +68,18 @@ def queue_of(m):
 @pytest.mark.parametrize("penalty", PENALTIES)
 def test_a_sequence_of_batches_is_algorithm_1(penalty, inner, count, size):
     """24 batches, six epochs: loss, n, S_avg, queue and filter, the proxies moving between loss and after_step."""
-    m = told(build(inner, size=size, penalty=penalty, count=count, **STRICT))
+    compare(build(inner, size=size, penalty=penalty, count=count, **STRICT), inner)
+
+
+@pytest.mark.parametrize("inner", ["proxy_anchor(alpha=6, delta=0.2)", "proxy_nca(scale=3)"])
+def test_a_sequence_of_batches_is_the_authors_program(inner):
+    exact = {**STRICT, "hardness": 0.5}  # so that 1/h, where S_avg starts, is a float32
+    compare(build(inner, size=16, reading="code", **exact), inner, later=4)
+
+
+def compare(m, inner, *, later=0):
+    """A method beside the naive run, with queue and filter `later` steps later than in the text."""
+    told(m)
     nca = inner.startswith("proxy_nca")
     run = oracle_of(m, **({"inner": "proxy_nca", "scale": 3.0} if nca else {"alpha": 6.0, "delta": 0.2}))
     rng = torch.Generator().manual_seed(1)
@@ -81,7 +92,7 @@ def test_a_sequence_of_batches_is_algorithm_1(penalty, inner, count, size):
         with torch.no_grad():  # the optimiser
             m.proxies.vectors += 0.1 * torch.randn(CLASSES, DIM, generator=rng, dtype=F64)
         m.after_step(step)
-        switches = {"queue_on": number >= 4, "filter_on": number >= 8}
+        switches = {"queue_on": number >= 4 + later, "filter_on": number >= 8 + later}
         want = run.step(x, y, before, moved=m.proxies.vectors.detach(), **switches)
         assert float(got.detach()) == pytest.approx(want, rel=1e-10), number
         assert m.seen.tolist() == run.n
@@ -97,10 +108,10 @@ def test_a_sequence_of_batches_is_algorithm_1(penalty, inner, count, size):
         cut += sum(w < 1 for row in run.w_minus for w in row)
     assert sum(filtered) > 3, "the filter acts"
     assert int(m.seen[5]) == 0
-    if penalty in ("effective", "bounded", "decayed"):
+    if m.penalty in ("effective", "bounded", "decayed"):
         assert informative > 10
         assert easy > 10
-    assert (cut > 10) == (penalty != "none")
+    assert (cut > 10) == (m.penalty != "none")
 
 
 def test_the_weights_are_constants_of_the_gradient():
@@ -321,6 +332,13 @@ def test_the_filter_is_that_of_the_loss():
         ("proxy_isa(volume=1)", "volume, the upper limit of E, is a number above 1"),
         ("proxy_isa(penalty=sigma)", "penalty must be one of none, negative, effective, bounded, decayed"),
         ("proxy_isa(size=0)", "at least one entry"),
+        ("proxy_isa(margin=-0.1)", "margin must be a number of at least 0, not -0.1"),
+        ("proxy_isa(sensitivity=-1)", "sensitivity must be a number of at least 0"),
+        ("proxy_isa(hardness=0)", "hardness must be a number above 0"),
+        ("proxy_isa(tau=-1)", "tau must be a number of at least 0"),
+        ("proxy_isa(queue_from=0)", "queue_from and filter_from are epochs from 1 on"),
+        ("proxy_isa(filter_from=-2)", "queue_from and filter_from are epochs from 1 on"),
+        ("proxy_isa(steps_per_epoch=-1)", "steps_per_epoch is at least 0"),
     ],
 )
 def test_unsupported_settings_are_refused(spec, sentence):

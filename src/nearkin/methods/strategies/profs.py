@@ -14,7 +14,8 @@ Symbols
     `anchors`: the rows i of the inner loss: "representatives" (against the whole batch), "examples" (against the
     representatives), or "loss": examples if the loss expects one reference per class (N-pair, angular).
     `hard_classes`: hard negative class mining. `forget`: drop the embeddings of the last projection's representatives
-    at once, instead of keeping them until the new ones are embedded.
+    at once, instead of keeping them until the new ones are embedded. `plain_representatives`: representatives are shown
+    as their central square, without augmentation.
 
 Algorithm
     1  batches         a random order of the images of each class: the first is the representative, for M steps
@@ -38,7 +39,9 @@ Departures
     Representatives are redrawn at random, as the text proposes; a class may draw the same one again.
     The paper describes mining in one sentence; half of the classes, the nearest by Euclidean distance of the stored
     embeddings, in the order of the deal, and `forget=False` are ours. A class whose representative was never embedded
-    takes no part in mining. Representatives are augmented like all images.
+    takes no part in mining.
+    The paper does not say whether representatives are augmented. Here they are, like all images, unless
+    `plain_representatives`; public code by the same authors (in the repository of `ccp`) leaves them as they are.
     Without batches from `batches` there are no representatives: the loss is then the inner one on the whole batch.
 
 Relations
@@ -165,6 +168,7 @@ class PROFS(Strategy):
     """A pair loss in which every pair has a representative of a class, the same for M steps."""
 
     natural_inner = "contrastive(form=squared, mining=hard)"
+    later_options = ("plain_representatives",)
     vectors: Tensor
     offset: Tensor
     count: Tensor
@@ -182,6 +186,7 @@ class PROFS(Strategy):
         hard_classes: bool = True,
         forget: bool = False,
         anchors: Anchors = "loss",
+        plain_representatives: bool = False,
     ) -> None:
         super().__init__(inner)
         require_pairs(inner, "profs")
@@ -191,6 +196,7 @@ class PROFS(Strategy):
             )
         self.classes, self.rho, self.steps, self.weight, self.forget = classes, rho, steps, weight, forget
         self.hard_classes = self.reads_state = hard_classes
+        self.plain_representatives = plain_representatives
         self.as_anchors = anchors == "representatives" or (anchors == "loss" and not inner.one_per_class)
         self.anchor = Anchor()
         self.images = 0  # images per class in a batch, the representative first; 0 until `batches` is called
@@ -228,6 +234,7 @@ class PROFS(Strategy):
         steps_per_epoch(len(labels), size)  # refuses a batch larger than the data set
         class_sizes(labels, size, images=images)  # refuses a batch with more classes than there are
         self.images = images
+        self.plain_rows = slice(None, None, images) if self.plain_representatives else None
         return self._batches(labels, size, seed=seed, start=start)
 
     def _batches(self, labels: Tensor, size: int, *, seed: int, start: int) -> Iterator[Tensor]:

@@ -25,6 +25,7 @@ Symbols
     is an outlier.
     `penalty`, Table 3: the factor in place of σ_n in ω⁺, and 1/E_n in ω⁻:
     none (ω⁺ = ω⁻ = 1: the inner loss), negative (ω⁺ = 1), effective (1/max(1, E_n)), bounded (ν_n), decayed (σ_n).
+    `reading="code"`: as the authors' public code computes it, where that differs from the text; see Departures.
 
 Algorithm
     1  loss         E_n, ν_n, η_c and σ_n of every class
@@ -49,6 +50,11 @@ Departures
     Table 3 does not say whether a penalty replaces σ_n in both lines of ω⁺: here it does, and "1 (no penalty)" is
     ω⁺ = 1 throughout, since that column's scores are Proxy-Anchor's.
     With a loss other than proxy_anchor the weights are in its exponents, and its means do not change (Fig. 11b).
+    The authors' code (github.com/rioyokotalab/ProxyISA), `reading="code"`, differs from the text: S_learned is 1 until
+    the queue has a class, so η_c = ν_n + λ; queue and filter start one epoch later; n counts only samples that are not
+    filtered; S_avg is taken by the proxies before the optimiser's step. It has T = 55,000 (`size=55000`), k = 0.4 on
+    Cars and 0.1 on In-Shop (`sensitivity`), and where the queue is full it overwrites the last entries once before it
+    starts from the front, which is not copied here.
     All weights are constants of the gradient. The averages over the weights replace those of Eq. 4 line by line, so
     `positives="all"` of the inner loss keeps its meaning.
     Also stored, for reports: how often each training image was filtered, and S_avg at every check.
@@ -66,7 +72,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from nearkin.errors import NearkinError
+from nearkin.errors import NearkinError, above_zero, zero_or_more
 from nearkin.methods.base import Embed, Loss, Step, Strategy
 from nearkin.methods.losses.proxy_anchor import ProxyAnchor
 from nearkin.methods.memory import Memory
@@ -158,6 +164,7 @@ class ProxyISA(Strategy):
     """A loss with one proxy per class, with exponents weighted by how well each class is learnt."""
 
     natural_inner = "proxy_anchor"
+    later_options = ("reading",)
     proxies = inner_proxies
     steps: Tensor
     seen: Tensor  # [C] n
@@ -182,21 +189,30 @@ class ProxyISA(Strategy):
         queue_from: int = 2,
         filter_from: int = 3,
         steps_per_epoch: int = 0,
+        reading: Literal["text", "code"] = "text",
     ) -> None:
         super().__init__(inner)
         proxies = require_proxies(inner, "proxy_isa")
+        above_zero("proxy_isa", hardness=hardness)
+        zero_or_more("proxy_isa", sensitivity=sensitivity, margin=margin, tau=tau)
+        if min(queue_from, filter_from) < 1 or steps_per_epoch < 0:
+            raise NearkinError(
+                "proxy_isa: queue_from and filter_from are epochs from 1 on, and steps_per_epoch is at least 0; got "
+                f"{queue_from=}, {filter_from=}, {steps_per_epoch=}."
+            )
         if proxies.per_class != 1:
             raise NearkinError(f"proxy_isa needs a loss with one proxy per class; this one has {proxies.per_class}.")
         if volume <= 1:
             raise NearkinError(f"proxy_isa: volume, the upper limit of E, is a number above 1, not {volume}.")
         self.settings = {"V": volume, "h": hardness, "k": sensitivity, "margin": margin, "tau": tau}
-        self.penalty, self.count = penalty, count
-        self.queue_from, self.filter_from, self.steps_per_epoch = queue_from, filter_from, steps_per_epoch
+        self.penalty, self.count, self.as_code = penalty, count, reading == "code"
+        self.queue_from, self.filter_from = queue_from + self.as_code, filter_from + self.as_code
+        self.steps_per_epoch = steps_per_epoch
         classes = proxies.classes
         self.memory = Memory(size, dim)
         self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
         self.register_buffer("seen", torch.zeros(classes, dtype=torch.int64))
-        self.register_buffer("average", torch.zeros(classes))
+        self.register_buffer("average", torch.full((classes,), 1 / hardness if self.as_code else 0.0))
         self.register_buffer("filtered", torch.zeros(0, dtype=torch.int64))
         self.register_buffer("history", torch.zeros(0, classes))
         self.register_buffer("checks", torch.zeros(0, dtype=torch.int64))
@@ -221,7 +237,7 @@ class ProxyISA(Strategy):
         with torch.no_grad():
             weights, outliers = self._weigh(r)
         if self.training:
-            self.note(step, outliers)
+            self.note(step, outliers, *([self.proxies.vectors.detach().clone()] if self.as_code else []))
         if isinstance(self.inner, ProxyAnchor):
             return balanced(*self.inner.pull_and_push(r, weights), weights, r)
         return self.inner.objective(r, weights)
@@ -239,7 +255,8 @@ class ProxyISA(Strategy):
         return bool(self.steps_per_epoch or len(self.filtered))
 
     def join(self, steps: Sequence[Step]) -> Step:
-        return replace(super().join(steps), notes=(torch.cat([step.notes[0] for step in steps]),))
+        outliers = torch.cat([step.notes[0] for step in steps])
+        return replace(super().join(steps), notes=(outliers, *steps[-1].notes[1:]))
 
     def _weigh(self, r: Relation) -> tuple[Tensor, Tensor]:
         """ω [B, C], and which samples are outliers [B]."""
@@ -261,19 +278,22 @@ class ProxyISA(Strategy):
         """Update the queue, S_avg, n and the filter counts after a batch."""
         if not self._knows_epochs:
             raise NearkinError(NEEDS)
-        y, classes = step.y, len(self.seen)
+        y, classes, proxies = step.y, len(self.seen), self.proxies.vectors
         if noted := self.noted(step):
-            (outliers,) = noted
+            outliers, proxies = (*noted, proxies)[:2]  # with `as_code` the proxies of the loss
         else:
-            s = rowwise_similarity(step.x, self.proxies.vectors[y], self.space)
+            s = rowwise_similarity(step.x, proxies[y], self.space)
             outliers = self._outliers(s, y, self._progress())
         on = self._since(self.queue_from, len(y))
         self.memory.enqueue(step.x.detach(), y, keep=on & ~outliers)
         labels = self.memory.labels
-        s = rowwise_similarity(self.memory.vectors, self.proxies.vectors[labels.clamp_min(0)], self.space)
+        s = rowwise_similarity(self.memory.vectors, proxies[labels.clamp_min(0)], self.space)
         average, entries = average_similarity(s, labels, classes=classes)
-        times = self.seen.new_zeros(classes).index_add_(0, y, torch.ones_like(y))
+        ones = torch.ones_like(y)
+        times = self.seen.new_zeros(classes).index_add_(0, y, ones)
         self.average = torch.where(on & (times > 0) & (entries > 0), average, self.average)
+        if self.as_code:
+            times = torch.zeros_like(times).index_add_(0, y, ones * ~outliers)
         self.seen += times if self.count == "samples" else times.clamp_max(1)
         if step.index is not None and len(self.filtered):
             self.filtered.index_add_(0, step.index, outliers.to(torch.int64))
