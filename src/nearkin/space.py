@@ -1,4 +1,4 @@
-"""The four spaces embeddings can live in, and the precision that similarities never fall below."""
+"""The spaces embeddings can live in, and the precision that similarities never fall below."""
 
 import math
 from enum import StrEnum
@@ -25,6 +25,7 @@ class Space(StrEnum):
 
     COSINE = "cosine", 1e-6, False, None
     BALL = "ball", 1.0, True, None
+    BALL_INNER = "ball_inner", 1.0, False, None  # what CCP's authors call the cosine
     EUCLIDEAN = "euclidean", None, True, 11.0
     INNER = "inner", None, False, 4.0
 
@@ -49,12 +50,12 @@ class Space(StrEnum):
     @property
     def is_monotone_in_distance(self) -> bool:
         """Whether d² = 2 − 2s, so that similarity and Euclidean distance give the same order."""
-        return self is not Space.INNER
+        return self.by_distance or self.has_unit_norm
 
     @property
     def ranked_in(self) -> "Space":
         """The space to measure and search in: by inner products the longest vectors would be near to everything."""
-        return Space.COSINE if self is Space.INNER else self
+        return {Space.INNER: Space.COSINE, Space.BALL_INNER: Space.BALL}.get(self, self)
 
     def norm_limit(self, dtype: torch.dtype, *, factors: int) -> float:
         """Norm below which products of that many norms, and sums of them, do not overflow; infinite if projected."""
@@ -63,7 +64,7 @@ class Space(StrEnum):
         return limit if self.norm_floor is None else math.inf
 
     def project(self, v: Tensor) -> Tensor:
-        """Vectors as points of the space: unit vectors (cosine), v if ‖v‖ ≤ 1 else v/‖v‖ (ball), else v itself."""
+        """Vectors as points of the space: unit vectors (cosine), v if ‖v‖ ≤ 1 else v/‖v‖ (both balls), or v itself."""
         v = at_least_float32(v)
         return v if self.norm_floor is None else v / norm(v).clamp_min(self.norm_floor)
 

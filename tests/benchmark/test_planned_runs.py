@@ -11,6 +11,14 @@ from nearkin.cli.benchmark import parse_seeds
 from nearkin.errors import NearkinError
 
 
+def test_a_rate_that_newton_steps_do_not_have_changes_no_id():
+    newton, first = (
+        describe({"backbone": "conv4", "method": f"vcpa(newton={n})"}, data="glyphs")["method"] for n in (True, False)
+    )
+    assert "lr=0.01" in newton
+    assert "lr=0)" in first
+
+
 def test_options_that_were_added_later_keep_older_ids_at_their_defaults():
     def of(spec):
         return run_id(describe({"backbone": "conv4", "method": spec}, data="glyphs"))

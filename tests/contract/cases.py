@@ -34,7 +34,7 @@ QUICK = {
     ),
     "proxy_updates": (
         "proxy_updates(steps=2, lr=0.1)",
-        "proxy_updates(norm_softmax(per_class=2), steps=1)",
+        "proxy_updates(norm_softmax(per_class=2), steps=1, lr=0.01)",
         "proxy_updates(proxy_anchor(alpha=4, per_class=2), steps=2, order=2)",
     ),
     "vcpa": (

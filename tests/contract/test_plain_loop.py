@@ -231,6 +231,8 @@ LACKING = {
     "proxy": r"^proxy draws its proxies from embeddings of the training set\. Before the first step, call method.at_",
     "proxy(triplet, initial=means)": r"^Proxies with initial=means start from embeddings of the training set",
     "proxy_isa": r"^proxy_isa counts epochs: call at_check before the first step, or set steps_per_epoch\.$",
+    "proxy_updates": r"^proxy_updates moves its proxies at the learning rate of the run.* method.groups\(lr\)",
+    "vcpa(newton=False)": r"^vcpa\(newton=False\) moves its proxies at the learning rate of the run",
     "proxy_anchor(initial=means)": r"^Proxies with initial=means start from embeddings",
 }
 

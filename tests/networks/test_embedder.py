@@ -64,7 +64,20 @@ def test_unknown_poolings_are_refused(text: str, sentence: str) -> None:
         make_pool(text)
 
 
-@pytest.mark.parametrize("space", ["cosine", "ball", "euclidean", "inner"])
+def test_initial_weights_of_the_head() -> None:
+    """Kaiming: normal, variance 2/dim. Glorot: uniform up to √(6/(width + dim)), with that bound reached."""
+    torch.manual_seed(0)
+    trunk = build_trunk("conv4", weights="none")
+    weights = {
+        kind: Embedder(trunk, dim=500, head_init=kind).head.linear.weight.detach() for kind in ("kaiming", "glorot")
+    }
+    assert weights["kaiming"].std() == pytest.approx((2 / 500) ** 0.5, rel=0.02)
+    limit = (6 / (trunk.width + 500)) ** 0.5
+    assert weights["glorot"].abs().max() == pytest.approx(limit, rel=1e-3)
+    assert weights["glorot"].std() == pytest.approx(limit / 3**0.5, rel=0.02)
+
+
+@pytest.mark.parametrize("space", ["cosine", "ball", "ball_inner", "euclidean", "inner"])
 def test_embeddings_lie_in_their_space(space: str) -> None:
     torch.manual_seed(0)
     embedder, x = Embedder(build_trunk("conv4"), dim=16, space=space).eval(), noise(6, 1, 32, 32)
@@ -74,7 +87,8 @@ def test_embeddings_lie_in_their_space(space: str) -> None:
         raw, out = embedder.head(embedder.trunk(x)), embedder(x)
     for v, got in zip(raw, out, strict=True):
         norm = float(v.square().sum().sqrt())
-        expected = {"cosine": v / norm, "ball": v / max(norm, 1.0), "euclidean": v, "inner": v}[space]
+        inside = v / max(norm, 1.0)
+        expected = {"cosine": v / norm, "ball": inside, "ball_inner": inside, "euclidean": v, "inner": v}[space]
         assert torch.allclose(got, expected, atol=1e-6)
     norms = raw.norm(dim=1)
     assert norms.min() < 1 < norms.max()

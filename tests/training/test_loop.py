@@ -202,6 +202,7 @@ def without_times(run: RunFolder) -> list[dict[str, object]]:
         {"method": "proxy_anchor"},
         {"method": "xbm(contrastive(form=c1), size=64, start=3)"},
         {"method": "soft_triple(per_class=3)"},
+        {"method": "proxy_updates(steps=2)", "decay_every": 1},
         # Checks within the epoch: those after its beginning must not change its learning rate on resume.
         {"schedule": "plateau", "check_every": 1, "decay_every": 1, "decay": 0.1, "lr": 0.02},
     ],
@@ -356,6 +357,16 @@ def test_trunk_head_and_proxies_have_their_own_learning_rates(tmp_path):
     expected = [embedder.trunk.parameters(), embedder.head.parameters(), training.method.parameters()]
     for group, parameters in zip(groups, expected, strict=True):
         assert {id(p) for p in group["params"]} == {id(p) for p in parameters}
+
+
+def test_proxies_that_a_method_moves_follow_the_schedule(tmp_path):
+    training = new_training(tmp_path, method="vcpa(newton=False, steps=1)", lr=2e-3, decay_every=1, warmup=0)
+    rates = []
+    for epoch in range(3):
+        training.step = epoch * training.per_epoch
+        training._begin_epoch()
+        rates.append(training.method.adam.rate)
+    assert rates == pytest.approx([0.2, 0.1, 0.05])
 
 
 def test_representatives_are_shown_plainly_on_request(tmp_path):

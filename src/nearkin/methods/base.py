@@ -49,7 +49,8 @@ class Method(PreciseModule):
     plain_rows: slice | None = None  # rows of a batch whose images are shown without augmentation
     compiled: bool = False  # the run compiles its network, so a method may compile its own inner steps, too
     needs_score: bool = False  # `at_check` needs the score of held-out classes
-    spec: Call = Call("")
+    spec: Call = Call("")  # with all options
+    written: Call = Call("")  # as the user wrote it
     later_options: tuple[str, ...] = ()  # left out of a run's id at their defaults, so that older results keep theirs
 
     def __init__(self) -> None:
@@ -96,6 +97,8 @@ class Method(PreciseModule):
 
     def groups(self, lr: float) -> list[dict[str, Any]]:
         """Parameter groups for an optimiser; a module with a `speed`, such as proxies, learns at `speed` · `lr`.
+
+        Called again with every new learning rate, which methods that move proxies themselves take from here.
 
         A method without parameters has one empty group, so that an optimiser can be made of its groups alone.
         """

@@ -27,7 +27,8 @@ def method(
 
     Options are written in the spec, "proxy_anchor(alpha=16)", or as keywords, `method("proxy_anchor", alpha=16)` or
     `method(nk.losses.ProxyAnchor, alpha=16)`; `inner` is the loss of a strategy. Only methods with proxies or a memory
-    need `classes` and `dim`. `space` (cosine, ball, euclidean or inner) replaces the one the method was published with.
+    need `classes` and `dim`. `space` (cosine, ball, ball_inner, euclidean or inner) replaces the one the method was
+    published with.
     """
     call = _call(spec)
     if twice := sorted(call.options.keys() & options.keys()):
@@ -74,6 +75,7 @@ def _build(call: Call, sizes: Mapping[str, int | None], space: Space | None) -> 
     if space is not None:
         built.space = space
     built.spec = Call(call.name, tuple(m.spec for m in inner), options)
+    built.written = call
     return built
 
 

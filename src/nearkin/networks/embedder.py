@@ -1,6 +1,7 @@
 """The network that embeds images: trunk, pooling, linear head, projection into a space."""
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -61,20 +62,28 @@ def make_pool(text: str) -> Pool:
     return entry(**check_options(call, entry))
 
 
+INITIAL: dict[str, Callable[[Tensor], Tensor]] = {
+    "kaiming": partial(nn.init.kaiming_normal_, mode="fan_out"),
+    "glorot": nn.init.xavier_uniform_,
+}
+
+
 class Head(nn.Module):
     """Feature map [B, W, h, w] → pooled [B, W] → optional layer norm → linear, unless dim is 0 → [B, dim or W].
 
-    The linear map is initialised as in Proxy-Anchor's code.
+    The linear map is initialised as in Proxy-Anchor's code, or by Glorot's uniform distribution.
     """
 
-    def __init__(self, width: int, dim: int, *, pool: Pool, bias: bool, layer_norm: bool) -> None:
+    def __init__(
+        self, width: int, dim: int, *, pool: Pool, bias: bool, layer_norm: bool, initial: str = "kaiming"
+    ) -> None:
         super().__init__()
         self.pool = pool
         # No affine part: the linear map has one.
         self.norm = nn.LayerNorm(width, elementwise_affine=False) if layer_norm else None
         self.linear = nn.Linear(width, dim, bias=bias) if dim else None
         if self.linear is not None:
-            nn.init.kaiming_normal_(self.linear.weight, mode="fan_out")
+            INITIAL[initial](self.linear.weight)
             if bias:
                 nn.init.zeros_(self.linear.bias)
 
@@ -100,6 +109,7 @@ class Embedder(nn.Module):
         pool: str = "avg+max",
         bias: bool = True,
         layer_norm: bool = False,
+        head_init: str = "kaiming",
         space: str = "cosine",
     ) -> None:
         super().__init__()
@@ -109,7 +119,7 @@ class Embedder(nn.Module):
         self.dim, self.space = dim or trunk.width, Space(space)
         self.trunk = trunk
         pooling = average if trunk.pooled else pooling
-        self.head = Head(trunk.width, dim, pool=pooling, bias=bias, layer_norm=layer_norm)
+        self.head = Head(trunk.width, dim, pool=pooling, bias=bias, layer_norm=layer_norm, initial=head_init)
 
     def features(self, x: Tensor) -> Tensor:
         """Return the pooled features of the trunk [B, width], without the head."""

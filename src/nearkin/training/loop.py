@@ -195,6 +195,7 @@ class Training:
         factor = lr_factor(self.plan, epoch, seen)
         for group, lr in zip(self.optimiser.param_groups, self.base_lr, strict=True):
             group["lr"] = lr * factor
+        self.method.groups(self.plan.lr * factor)  # for those that move proxies themselves
         # Epochs that are resumed in the middle, or that compile, are not timed.
         self.timed = self.step % self.per_epoch == 0 and epoch > self.plan.warmup
         self.paused, self.epoch_began = 0.0, time.monotonic()

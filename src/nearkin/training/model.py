@@ -46,6 +46,7 @@ def build_embedder(plan: Plan, space: str) -> Embedder:
         pool=plan.pool,
         bias=plan.bias,
         layer_norm=plan.layer_norm,
+        head_init=plan.head_init,
         space=space,
     )
     if plan.start:

@@ -16,6 +16,7 @@ from nearkin.errors import NearkinError
 from nearkin.evaluation import DEFAULT_METRICS, parse_metric
 from nearkin.spec import fits, nearest, words
 
+HeadInit = Literal["kaiming", "glorot"]
 Schedule = Literal["step", "cosine", "plateau", "constant"]
 BatchNorm = Literal["freeze", "freeze-stats", "train"]
 Optimiser = Literal["adamw", "adam", "rmsprop", "sgd"]
@@ -55,6 +56,9 @@ class Plan:
     dim: int = setting(512, "Dimension of the embedding (0: no linear head, the pooled features of the trunk).")
     pool: str = setting("avg+max", "Pooling of the feature map: avg, max, avg+max (summed), gem.")
     bias: bool = setting(True, "Use a bias in the linear head.")
+    head_init: HeadInit = setting(
+        "kaiming", "Initial weights of the linear head: kaiming (normal, as Proxy-Anchor's code) or glorot (uniform)."
+    )
     layer_norm: bool = setting(False, "Apply layer norm before the linear head.")
     short_start: bool = setting(
         True, "Rescale the head so that unnormalised embeddings start with mean norm 11 (euclidean) or 4 (inner)."
@@ -62,8 +66,8 @@ class Plan:
     drop_path: float = setting(0.0, "Stochastic depth: rate at which the last residual block is skipped (0: off).")
     space: str = setting(
         "",
-        "Geometry of model, loss and evaluation: cosine, ball, euclidean; inner trains by inner products and is "
-        "evaluated by cosine (empty: that of the method).",
+        "Geometry of model, loss and evaluation: cosine, ball, euclidean; inner and ball_inner train by inner products "
+        "and are evaluated by cosine and as ball (empty: that of the method).",
     )
     size: int = setting(0, "Side of the square network input, in pixels (0: that of the backbone).")
     test_size: int = setting(0, "Side of the square in which test images are shown (0: size).")

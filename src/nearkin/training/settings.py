@@ -11,7 +11,7 @@ from typing import Literal, TypedDict, TypeVar, get_type_hints
 from torch import nn
 
 from nearkin.data.labelled_items import Items
-from nearkin.training.plan import BatchNorm, Optimiser, Plan, Schedule, Select
+from nearkin.training.plan import BatchNorm, HeadInit, Optimiser, Plan, Schedule, Select
 
 F = TypeVar("F", bound=Callable[..., object])
 
@@ -27,6 +27,7 @@ class Settings(TypedDict, total=False):
     dim: int
     pool: str
     bias: bool
+    head_init: HeadInit
     layer_norm: bool
     short_start: bool
     drop_path: float

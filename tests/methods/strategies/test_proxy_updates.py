@@ -40,6 +40,25 @@ def test_first_order_is_adamw(name):
         torch.testing.assert_close(m.proxies.vectors, naive.proxies.vectors.detach())
 
 
+def test_first_order_follows_the_rate_of_the_run():
+    """As proxies in the run's own AdamW: 100 times its rate, which changes with the schedule."""
+    m = method("proxy_updates(steps=2)", classes=C, dim=D).double()
+    naive = method("proxy_anchor", classes=C, dim=D).double()
+    with torch.no_grad():
+        naive.proxies.vectors.copy_(m.proxies.vectors)
+    adam = torch.optim.AdamW([naive.proxies.vectors], weight_decay=1e-4)
+    for seed, rate in enumerate((0.003, 0.003, 0.0006)):
+        x, y = batch(seed)
+        m.groups(rate)
+        adam.param_groups[0]["lr"] = 100 * rate
+        for _ in range(2):
+            adam.zero_grad()
+            naive(x, y).backward()
+            adam.step()
+        m.after_step(Step(x, y))
+        torch.testing.assert_close(m.proxies.vectors, naive.proxies.vectors.detach())
+
+
 @pytest.mark.parametrize("per_class", [1, 2])
 @pytest.mark.parametrize("positives", ["all", "batch"])
 def test_second_order_against_loops(per_class, positives):
@@ -62,6 +81,7 @@ def test_a_loss_moves_nothing_and_after_step_moves_once(order):
     for losses in (0, 1, 2):
         torch.manual_seed(0)
         m = method(f"proxy_updates(order={order})", classes=C, dim=D)
+        m.groups(1e-4)
         start = m.proxies.vectors.clone()
         x, y = batch(0)
         for _ in range(losses):
@@ -94,7 +114,7 @@ def test_proxies_are_buffers_and_start_as_in_the_inner_loss():
         ("proxy_updates(mpa, order=2)", None, "closed forms .* do not fit mpa: use order=1"),
         ("proxy_updates(order=3)", None, "order must be one of 1, 2"),
         ("proxy_updates(steps=0)", None, "steps is at least 1"),
-        ("proxy_updates(lr=0)", None, "lr and damping are above 0"),
+        ("proxy_updates(lr=-1)", None, "lr and weight_decay are at least 0"),
         ("proxy_updates(order=2)", "inner", "cosine similarity, not for inner"),
     ],
 )

@@ -226,6 +226,20 @@ def test_the_first_order_form_takes_every_loss_with_proxies(name):
     assert m.loss(Step(X, Y)) < before
 
 
+def test_first_order_steps_have_the_rate_of_the_run():
+    """Or another one of their own; its schedule is whatever `groups` is told."""
+    ends = []
+    for options, rates in (("", (0.002, 0.001)), (", lr=0.1", (7.0, 7.0))):
+        m = method(f"vcpa(proxy_anchor(speed=50), newton=False, steps=2{options})", classes=C, dim=D)
+        for t, rate in enumerate(rates):
+            m.groups(rate)
+            m.after_step(Step(X.float(), Y, rng=torch.Generator().manual_seed(t)))
+            ends.append((m.proxies.vectors.clone(), m.sigma.clone()))
+    assert torch.equal(ends[0][0], ends[2][0])
+    assert torch.equal(ends[0][1], ends[2][1])
+    assert not torch.allclose(ends[1][0], ends[3][0])
+
+
 # Limits.
 
 
@@ -254,7 +268,7 @@ def test_without_kl_and_sampling_it_is_the_second_order_baseline():
 def test_one_first_order_step_does_not_see_the_kl(steps, same):
     ends = []
     for tau in (0.001, 10):
-        m = method(f"vcpa(newton=False, steps={steps}, tau={tau})", classes=C, dim=D)
+        m = method(f"vcpa(newton=False, steps={steps}, tau={tau}, lr=0.01)", classes=C, dim=D)
         m.after_step(Step(X.float(), Y, rng=torch.Generator().manual_seed(0)))
         ends.append(m.proxies.vectors.clone())
     assert torch.equal(*ends) is same
@@ -263,7 +277,7 @@ def test_one_first_order_step_does_not_see_the_kl(steps, same):
 # State and what a user sees.
 
 
-@pytest.mark.parametrize("spec", ["vcpa", "vcpa(newton=False)"])
+@pytest.mark.parametrize("spec", ["vcpa", "vcpa(newton=False, lr=0.01)"])
 def test_a_loss_moves_nothing_and_after_step_moves_once(spec):
     """Loss twice and then after_step is loss once and after_step; and after_step alone where the noise is the same."""
     ends = []
@@ -337,10 +351,17 @@ def test_the_published_settings_are_the_defaults():
             None,
             "Newton steps of vcpa are closed forms .* do not fit soft_triple: use newton=False",
         ),
-        ("vcpa(tau=-1)", None, "tau is at least 0"),
+        ("vcpa(tau=-1)", None, "tau and lr are at least 0"),
         ("vcpa(steps=0)", None, "steps and samples at least 1"),
-        ("vcpa(sigma_min=0)", None, "sigma_min, damping and lr above 0"),
-        ("vcpa(damping=0)", None, "sigma_min, damping and lr above 0"),
+        ("vcpa(sigma_min=0)", None, "sigma_min and damping above 0"),
+        ("vcpa(damping=0)", None, "sigma_min and damping above 0"),
+        ("vcpa(lr=-1)", None, "tau and lr are at least 0"),
+        ("vcpa(proxy_anchor(positives=batch))", None, r"write it as vcpa\(proxy_anchor, positives=batch\)"),
+        (
+            "vcpa(proxy_anchor(positives=all), positives=batch)",
+            None,
+            r"write it as vcpa\(proxy_anchor, positives=all\)",
+        ),
         ("vcpa(sigma=1e-6)", None, "sigma at least sigma_min"),
         ("vcpa(soft_triple, newton=False, positives=batch)", None, "only to proxy_anchor, not to soft_triple"),
         ("vcpa", "ball", "cosine similarity, not for ball"),

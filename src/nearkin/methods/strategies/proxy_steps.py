@@ -9,6 +9,14 @@ from torch.optim.adamw import adamw
 from nearkin.methods.proxies import Proxies
 from nearkin.methods.state import PreciseModule
 
+PUBLISHED_LR = 1e-4
+"""The rate of Proxy-Anchor's code, until a strategy is told the run's."""
+
+NEEDS_RATE = (
+    "{} moves its proxies at the learning rate of the run, times their speed: call method.groups(lr) before the "
+    "first step and whenever the rate changes, or set its option lr."
+)
+
 
 def hold(proxies: Proxies, vectors: Tensor) -> None:
     """Make the proxies' vectors a buffer, so that the strategy moves them and no optimiser does."""
@@ -24,16 +32,32 @@ def keep(new: Sequence[Tensor], held: Sequence[Tensor]) -> None:
 
 
 class InnerAdam(PreciseModule):
-    """AdamW for `count` tensors of one shape. Steps work on copies of the moments, which the caller may keep."""
+    """AdamW for `count` tensors of one shape. Steps work on copies of the moments, which the caller may keep.
+
+    Its learning rate is `lr`, or if that is 0 what the strategy's `groups` was last told, times `factor`.
+    """
 
     moments: Tensor  # [2, count, …] of the gradients and of their squares
     taken: Tensor  # number of steps
 
-    def __init__(self, count: int, shape: Sequence[int], *, lr: float, weight_decay: float = 0.0) -> None:
+    def __init__(
+        self, count: int, shape: Sequence[int], *, lr: float, factor: float, weight_decay: float = 0.0
+    ) -> None:
         super().__init__()
-        self.count, self.lr, self.weight_decay = count, lr, weight_decay
+        self.count, self.lr, self.factor, self.weight_decay = count, lr, factor, weight_decay
+        self.run_lr: float | None = None
         self.register_buffer("moments", torch.zeros(2, count, *shape))
         self.register_buffer("taken", torch.zeros((), dtype=torch.int64))
+
+    @property
+    def rate(self) -> float:
+        """The learning rate of the next step."""
+        return self.lr or self.factor * (PUBLISHED_LR if self.run_lr is None else self.run_lr)
+
+    @property
+    def knows_rate(self) -> bool:
+        """Whether the rate was given or told."""
+        return bool(self.lr) or self.run_lr is not None
 
     def held(self) -> list[Tensor]:
         """The state that changes with a step."""
@@ -50,7 +74,7 @@ class InnerAdam(PreciseModule):
 
         `after` is called with the tensors after each step.
         """
-        tensors = [t.detach().clone() for t in start]
+        tensors, rate = [t.detach().clone() for t in start], self.rate
         moments = self.moments.clone()
         taken = [self.taken.to(torch.float32, copy=True) for _ in tensors]
         for _ in range(steps):
@@ -70,7 +94,7 @@ class InnerAdam(PreciseModule):
                     amsgrad=False,
                     beta1=0.9,
                     beta2=0.999,
-                    lr=self.lr,
+                    lr=rate,
                     weight_decay=self.weight_decay,
                     eps=1e-8,
                     maximize=False,

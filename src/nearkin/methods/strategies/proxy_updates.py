@@ -15,11 +15,10 @@ Algorithm
     3  after_step   keep p
 
 Settings
-    M = 10; AdamW for first order. Learning rate and weight decay are not stated: 0.01 and 1e-4, as Proxy-Anchor's code
-    has for its proxies (100 × 1e-4) on CUB and Cars.
+    M = 10; AdamW for first order. Learning rate and weight decay are not stated: those of Proxy-Anchor's code for its
+    proxies, the run's rate times their `speed` of 100, with its schedule, and 1e-4. `lr` is a rate of its own instead.
 
 Departures
-    The proxies' learning rate does not follow the run's schedule: they are buffers, not part of its optimiser.
     The Hessian is at least `damping`, since nothing else keeps it above 0; ‖p‖ is at least 1e-6 in it.
 
 Relations
@@ -27,7 +26,7 @@ Relations
     `proxy_anchor`, where θ moves by the proxies before their step.
 """
 
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -35,7 +34,7 @@ from torch import Tensor
 from nearkin.errors import NearkinError
 from nearkin.methods.base import Loss, Step, Strategy
 from nearkin.methods.strategies.inner_loss import inner_proxies, objective_at, require_proxies
-from nearkin.methods.strategies.proxy_steps import InnerAdam, hold, keep
+from nearkin.methods.strategies.proxy_steps import NEEDS_RATE, InnerAdam, hold, keep
 from nearkin.methods.strategies.vcpa import Batch, anchor_batch, anchor_slopes, check_closed_forms
 
 
@@ -57,7 +56,7 @@ class ProxyUpdates(Strategy):
         *,
         steps: int = 10,
         order: Literal[1, 2] = 1,
-        lr: float = 0.01,
+        lr: float = 0.0,
         weight_decay: float = 1e-4,
         damping: float = 1e-8,
     ) -> None:
@@ -65,14 +64,24 @@ class ProxyUpdates(Strategy):
         proxies = require_proxies(inner, "proxy_updates")
         if order == 2:
             check_closed_forms(inner, "proxy_updates", instead="use order=1")
-        if steps < 1 or lr <= 0 or weight_decay < 0 or damping <= 0:
+        if steps < 1 or lr < 0 or weight_decay < 0 or damping <= 0:
             raise NearkinError(
-                "proxy_updates: steps is at least 1, lr and damping are above 0, weight_decay is at least 0; got "
-                f"{steps=}, {lr=}, {damping=}, {weight_decay=}."
+                "proxy_updates: steps is at least 1, damping is above 0, lr and weight_decay are at least 0; got "
+                f"{steps=}, {damping=}, {lr=}, {weight_decay=}."
             )
         self.steps, self.damping = steps, damping
         hold(proxies, proxies.vectors.detach())
-        self.adam = InnerAdam(1, proxies.vectors.shape, lr=lr, weight_decay=weight_decay) if order == 1 else None
+        rates = {"lr": lr, "factor": proxies.speed, "weight_decay": weight_decay}
+        self.adam = InnerAdam(1, proxies.vectors.shape, **rates) if order == 1 else None
+
+    def groups(self, lr: float) -> list[dict[str, Any]]:
+        if self.adam is not None:
+            self.adam.run_lr = lr
+        return super().groups(lr)
+
+    def lacks(self, step: Step) -> str:
+        known = self.adam is None or self.adam.knows_rate
+        return super().lacks(step) or ("" if known else NEEDS_RATE.format("proxy_updates"))
 
     def loss(self, step: Step) -> Tensor:
         if not self.training:

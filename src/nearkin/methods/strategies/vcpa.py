@@ -40,8 +40,9 @@ Departures
     `positives="batch"` divides the positive sum by the proxies that have a positive in the batch, as Proxy-Anchor's
     code does, in every equation; "all" is Eq. 4. It replaces that option of the inner loss.
     The paper prints no first-order form. A single gradient step from the warm start would ignore the KL, whose gradient
-    is 0 there; hence M steps, with ‖p̂‖ free and Adam's moments kept from batch to batch (`lr` 0.01 is Proxy-Anchor's
-    100 × 1e-4 and does not decay). `steps=1` is possible.
+    is 0 there; hence M steps, with ‖p̂‖ free and Adam's moments kept from batch to batch, at the rate that proxies have
+    in Proxy-Anchor's code: the run's, times their `speed` of 100, with its schedule (`lr`: a rate of its own).
+    `steps=1` is possible.
     `per_class` > 1: |C| counts proxies. `sigma` is σ⁰; `initial="means"` of the inner loss makes μ⁰ the class means.
     `samples` > 1 averages derivatives and loss over several ε. In eval mode the loss is taken at μ.
     σ̄ is averaged over the proxies of a class; the standard deviation divides by K − 1.
@@ -51,6 +52,7 @@ Relations
     With `sample=False` and τ = 0 the Newton form is `proxy_updates(order=2)` from μ⁰.
 """
 
+from collections.abc import Mapping
 from functools import cache
 from typing import Any, Literal, NamedTuple
 
@@ -62,7 +64,7 @@ from nearkin.errors import NearkinError
 from nearkin.methods.base import Loss, Step, Strategy
 from nearkin.methods.losses.proxy_anchor import ProxyAnchor
 from nearkin.methods.strategies.inner_loss import inner_proxies, objective_at, require_proxies
-from nearkin.methods.strategies.proxy_steps import InnerAdam, hold, keep
+from nearkin.methods.strategies.proxy_steps import NEEDS_RATE, InnerAdam, hold, keep
 from nearkin.space import Space
 
 LEAST = 1e-6  # ‖p̂‖, as in `Space.project`
@@ -229,21 +231,26 @@ class VCPA(Strategy):
         sigma: float = 1.0,
         positives: Literal["all", "batch"] = "all",
         damping: float = 1e-8,
-        lr: float = 0.01,
+        lr: float = 0.0,
     ) -> None:
         super().__init__(inner)
         proxies = require_proxies(inner, "vcpa")
         if newton:
             check_closed_forms(inner, "vcpa", instead="use newton=False")
-        if tau < 0 or steps < 1 or samples < 1 or not 0 < sigma_min <= sigma or damping <= 0 or lr <= 0:
+        if tau < 0 or steps < 1 or samples < 1 or not 0 < sigma_min <= sigma or damping <= 0 or lr < 0:
             raise NearkinError(
-                "vcpa: tau is at least 0, steps and samples at least 1, sigma_min, damping and lr above 0, sigma at "
-                f"least sigma_min; got {tau=}, {steps=}, {samples=}, {sigma_min=}, {damping=}, {lr=}, {sigma=}."
+                "vcpa: tau and lr are at least 0, steps and samples at least 1, sigma_min and damping above 0, sigma "
+                f"at least sigma_min; got {tau=}, {steps=}, {samples=}, {sigma_min=}, {damping=}, {lr=}, {sigma=}."
             )
         if positives == "batch" and not isinstance(inner, ProxyAnchor):
             raise NearkinError(
                 f"vcpa: positives=batch applies only to proxy_anchor, not to {inner.spec.name or 'this loss'}: "
                 "leave it out."
+            )
+        if inner.written.options.get("positives", positives) != positives:
+            raise NearkinError(
+                f"vcpa has its own option positives, {positives!r} here, and its loss another one: write it as "
+                f"vcpa(proxy_anchor, positives={inner.written.options['positives']})."
             )
         if isinstance(inner, ProxyAnchor):
             inner.positives = positives
@@ -252,7 +259,12 @@ class VCPA(Strategy):
         self.bounds = {"sigma_min": sigma_min, "damping": damping}
         hold(proxies, torch.zeros_like(proxies.vectors.detach()))
         self.register_buffer("sigma", torch.full_like(proxies.vectors, sigma))
-        self.adam = None if newton else InnerAdam(2, proxies.vectors.shape, lr=lr)
+        self.adam = None if newton else InnerAdam(2, proxies.vectors.shape, lr=lr, factor=proxies.speed)
+
+    @classmethod
+    def id_options(cls, options: Mapping[str, Any]) -> dict[str, Any]:
+        """The options that decide the id of a run; Newton steps have no rate, and older ids name what it would be."""
+        return super().id_options(options) | ({"lr": 0.01} if options["newton"] else {})
 
     def class_values(self) -> dict[str, Tensor]:
         values = {}
@@ -260,6 +272,15 @@ class VCPA(Strategy):
             spread = uncertainty(Gaussian(self.proxies.vectors, self.sigma))
             values = {"uncertainty": spread.view(-1, self.proxies.per_class).mean(1)}
         return {**super().class_values(), **values}
+
+    def groups(self, lr: float) -> list[dict[str, Any]]:
+        if self.adam is not None:
+            self.adam.run_lr = lr
+        return super().groups(lr)
+
+    def lacks(self, step: Step) -> str:
+        known = self.adam is None or self.adam.knows_rate
+        return super().lacks(step) or ("" if known else NEEDS_RATE.format("vcpa(newton=False)"))
 
     def loss(self, step: Step) -> Tensor:
         if not self.training:
