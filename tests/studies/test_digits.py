@@ -1,5 +1,7 @@
 """The digits demo: proxies merge without sub-problems and stay apart with them."""
 
+from itertools import pairwise
+
 import pytest
 from PIL import Image
 
@@ -13,11 +15,14 @@ def test_proxies_merge_without_sub_problems_and_stay_apart_with_them():
     eager = CCP_SPEC.replace("pool=16", "pool=16, patience=1")
     often = train_digits(eager, digits, problems=3, steps=600)
     once = train_digits(PROXY_SPEC, digits, steps=600)
-    assert len(often.spreads) == 3
-    assert often.numbers["proxy spread"] == often.spreads[-1] > 5 * once.numbers["proxy spread"]
-    assert often.next_proxies is not None
-    assert often.next_proxies.shape == often.proxies.shape == (40, 2)
-    assert once.next_proxies is None
+    assert len(often.moments) == 3
+    assert often.numbers["proxy spread"] == often.moments[-1].numbers["proxy spread"] > 5 * once.numbers["proxy spread"]
+    for before, after in pairwise(often.moments):
+        assert before.next_proxies.shape == before.proxies.shape == (40, 2)
+        assert not before.points.equal(after.points), "each moment has the network of its own time"
+        assert not before.proxies.equal(after.proxies)
+        assert not before.next_proxies.equal(before.proxies)
+    assert [moment.next_proxies for moment in once.moments] == [None]
     assert once.numbers["MAP@R"] > 60
     assert (once.steps, often.steps) == (600, pytest.approx(400, abs=200))
 
@@ -32,3 +37,4 @@ def test_the_picture(tmp_path, monkeypatch):
     assert without.numbers.keys() == with_ccp.numbers.keys()
     with Image.open(tmp_path / "demo.png") as picture:
         assert picture.size[0] > 1000
+        assert len(picture.convert("RGB").getcolors(1 << 24)) > 200, "the panels are not blank"

@@ -137,7 +137,7 @@ def ccp_demo(
     cells = [[o.name, *(f"{v:.2f}" if v > 10 else f"{v:.4f}" for v in o.numbers.values())] for o in outcomes]
     Console().print(PrintedTable("Digits not trained on", header, cells))
     for outcome in outcomes:
-        spreads = ", ".join(f"{spread:.4f}" for spread in outcome.spreads)
+        spreads = ", ".join(f"{moment.numbers['proxy spread']:.4f}" for moment in outcome.moments)
         print(f"{outcome.name}: final proxy spread {spreads}.")
     print(f"Picture: {out}")
 

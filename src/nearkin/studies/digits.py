@@ -24,6 +24,7 @@ from nearkin.studies.geometry import geometry, proxy_spread
 PAIR_LOSS = "contrastive(form=c2, positive=0, negative=0.3841)"
 PROXY_SPEC, CCP_SPEC = f"proxy({PAIR_LOSS}, per_class=4, pool=16)", f"ccp({PAIR_LOSS}, per_class=4, pool=16)"
 BATCH, CHECK, LR, WEIGHT_DECAY = 32, 25, 5e-4, 1e-4
+COLUMNS = 3  # panels side by side
 
 
 class Digits(NamedTuple):
@@ -35,17 +36,27 @@ class Digits(NamedTuple):
     test_labels: Tensor
 
 
+class Moment(NamedTuple):
+    """The disc at the end of a sub-problem, or of a training without any."""
+
+    points: Tensor  # [N, 2] test images
+    proxies: Tensor  # [C·K, 2] converged
+    next_proxies: Tensor | None  # [C·K, 2] start of the next sub-problem
+    numbers: dict[str, float]
+
+
 class Outcome(NamedTuple):
     """The result of a training."""
 
     name: str
     steps: int
-    points: Tensor  # [N, 2] test images
-    proxies: Tensor  # [C·K, 2] converged
-    next_proxies: Tensor | None  # [C·K, 2] start of the next sub-problem
-    labels: Tensor  # [C·K]
-    spreads: list[float]  # mean distance of proxies of a class at the end of each sub-problem
-    numbers: dict[str, float]
+    labels: Tensor  # [C·K] of the proxies
+    moments: list[Moment]
+
+    @property
+    def numbers(self) -> dict[str, float]:
+        """The measures at the end."""
+        return self.moments[-1].numbers
 
 
 def load_digits(seed: int = 0) -> Digits:
@@ -89,7 +100,7 @@ def train_digits(spec: str, digits: Digits, *, seed: int = 0, problems: int = 5,
     groups = [{"params": list(network.parameters())}, *trained.groups(LR)]
     optimiser = torch.optim.Adam(groups, lr=LR, weight_decay=WEIGHT_DECAY)
     trained.at_check(network, embed, labels)
-    spreads: list[float] = []
+    ends: list[Moment] = []
     batches = trained.batches(labels, BATCH, seed=seed, images_per_class=4)
     for done in range(1, steps + 1):
         index = next(batches)
@@ -101,16 +112,13 @@ def train_digits(spec: str, digits: Digits, *, seed: int = 0, problems: int = 5,
         trained.after_step(step)
         if done % CHECK == 0:
             trained.at_check(network, embed, labels, _score(network, digits))
-            if isinstance(trained, CCP) and int(trained.problems) > len(spreads):
-                spreads.append(_spread(trained.converged, trained))
-                if len(spreads) == problems:
+            if isinstance(trained, CCP) and int(trained.problems) > len(ends):
+                ends.append(_moment(trained, network, digits))
+                if len(ends) == problems:
                     break
-    return _outcome(trained, network, digits, done, spreads)
-
-
-def _spread(vectors: Tensor, trained: CCP | Proxy) -> float:
     assert trained.proxies is not None
-    return proxy_spread(Space.BALL.project(vectors), trained.proxies.labels)
+    name = f"CCP, {len(ends)} sub-problems" if isinstance(trained, CCP) else "one sub-problem"
+    return Outcome(name, done, trained.proxies.labels, ends or [_moment(trained, network, digits)])
 
 
 @torch.no_grad()
@@ -119,26 +127,24 @@ def _score(network: Network, digits: Digits) -> float:
 
 
 @torch.no_grad()
-def _outcome(trained: CCP | Proxy, network: Network, digits: Digits, steps: int, spreads: list[float]) -> Outcome:
+def _moment(trained: CCP | Proxy, network: Network, digits: Digits) -> Moment:
     assert trained.proxies is not None
-    vectors, next_proxies, name = trained.proxies.vectors.detach(), None, "one sub-problem"
+    vectors, next_proxies = trained.proxies.vectors.detach(), None
     if isinstance(trained, CCP):
         vectors, next_proxies = trained.converged, Space.BALL.project(vectors)
-        name = f"CCP, {len(spreads)} sub-problems"
-    points, spread = network(digits.test), _spread(vectors, trained)
+    points, proxies = network(digits.test), Space.BALL.project(vectors)
     found = geometry(points, digits.test_labels, space="ball")
     numbers = {
         "MAP@R": _score(network, digits),
         "covering radius": found.radius,
         "inter-class distance": found.inter_class,
-        "proxy spread": spread,
+        "proxy spread": proxy_spread(proxies, trained.proxies.labels),
     }
-    labels = trained.proxies.labels
-    return Outcome(name, steps, points, Space.BALL.project(vectors), next_proxies, labels, spreads or [spread], numbers)
+    return Moment(points, proxies.clone(), next_proxies, numbers)
 
 
 def digits_demo(out: Path, *, seed: int = 0, reporter: Reporter) -> list[Outcome]:
-    """Train with and without sub-problems for the same number of steps, and draw both side by side."""
+    """Train without and with sub-problems for the same number of steps; draw the end of every sub-problem."""
     digits = load_digits()
     reporter.note("Training in sub-problems (ccp) …")
     with_ccp = train_digits(CCP_SPEC, digits, seed=seed)
@@ -152,20 +158,27 @@ def _draw(outcomes: list[Outcome], digits: Digits) -> Any:
     from matplotlib.layout_engine import ConstrainedLayoutEngine
     from matplotlib.patches import Circle
 
+    without, with_ccp = outcomes
+    panels = {without.name: without.moments[-1]}
+    panels |= {f"CCP, sub-problem {number}": end for number, end in enumerate(with_ccp.moments, start=1)}
+    rows = -(-len(panels) // COLUMNS)
     with figure_style():
-        figure = new_figure(9, 5.1, layout=ConstrainedLayoutEngine(h_pad=0.1))
-        for plot, outcome in zip(figure.subplots(1, 2), outcomes, strict=True):
-            plot.add_patch(Circle((0, 0), 1, fill=False, color=INK, linewidth=0.6))
-            _scatter(plot, outcome.points, digits.test_labels, s=5, alpha=0.35, linewidths=0)
-            if outcome.next_proxies is not None:
-                _scatter(plot, outcome.next_proxies, outcome.labels, hollow=True, s=34, marker="o", linewidths=1)
-            _scatter(plot, outcome.proxies, outcome.labels, s=22, marker="s", edgecolors=INK, linewidths=0.7)
-            spread, score = outcome.numbers["proxy spread"], outcome.numbers["MAP@R"]
-            plot.set_title(f"{outcome.name}: MAP@R {score:.1f}, proxy spread {spread:.4f}", fontsize=9)
-            plot.set_aspect("equal")
+        figure = new_figure(3.1 * COLUMNS, 3.3 * rows + 0.4, layout=ConstrainedLayoutEngine(h_pad=0.06))
+        plots = figure.subplots(rows, COLUMNS, squeeze=False).flatten()
+        for plot in plots:
             plot.set_axis_off()
-        steps = f"Digits in the unit disc after {outcomes[0].steps:,} steps."
-        figure.supxlabel(f"{steps} Squares: converged proxies; circles: proxies of the next sub-problem.", fontsize=9)
+        for plot, (name, moment) in zip(plots, panels.items(), strict=False):
+            plot.add_patch(Circle((0, 0), 1, fill=False, color=INK, linewidth=0.6))
+            _scatter(plot, moment.points, digits.test_labels, s=4, alpha=0.35, linewidths=0)
+            if moment.next_proxies is not None:
+                _scatter(plot, moment.next_proxies, with_ccp.labels, hollow=True, s=34, marker="o", linewidths=1)
+            _scatter(plot, moment.proxies, with_ccp.labels, s=22, marker="s", edgecolors=INK, linewidths=0.7)
+            score, radius, spread = (moment.numbers[k] for k in ("MAP@R", "covering radius", "proxy spread"))
+            plot.set_title(f"{name}\nMAP@R {score:.1f}, radius {radius:.3f}, spread {spread:.3f}", fontsize=8)
+            plot.set_aspect("equal")
+        legend = "Squares: converged proxies; circles: proxies of the next sub-problem."
+        words = f"Digits in the unit disc; both trainings take {without.steps:,} steps. {legend}"
+        figure.supxlabel(words, fontsize=8)
     return figure
 
 
