@@ -15,6 +15,7 @@ from nearkin.studies import geometry as module
 from nearkin.studies.geometry import (
     _edges,
     covering_radii,
+    draw_geometry,
     draw_sub_problems,
     geometry,
     geometry_rows,
@@ -74,13 +75,36 @@ def test_sub_problems_are_read_from_the_log(run, tmp_path):
         assert picture.size[0] > 400
 
 
-def test_sub_problems_of_fixed_length_need_no_scores(tmp_path):
+@pytest.fixture(scope="module")
+def regular(tmp_path_factory) -> RunFolder:
+    """A run with sub-problems of fixed length and snapshots."""
     method = "ccp(contrastive(negative=1), per_class=2, pool=3, every=3)"
-    run = nk.train(**{**SETTINGS, "method": method, "select": "last"}, out=tmp_path / "run")
+    settings = {**SETTINGS, "method": method, "select": "last", "snapshots": "0,1"}
+    return nk.train(**settings, out=tmp_path_factory.mktemp("geometry") / "regular")
+
+
+def test_sub_problems_of_fixed_length_need_no_scores(regular):
+    run = regular
     steps = read_json(run.result)["steps"]
     assert sub_problems(run.path) == [6] * (steps // 6)
     assert steps >= 12
     assert int(read_tensors(run.checkpoint)[0]["method.problems"]) == steps // 6
+
+
+def test_maps_at_each_saved_epoch(regular, run, tmp_path, monkeypatch):
+    figures = []
+    monkeypatch.setattr(module, "save_figure", lambda figure, path: figures.append(figure) or path)
+    assert draw_geometry(regular.path, tmp_path / "maps.png", device="cpu") == tmp_path / "maps.png"
+    titles = [axes.get_title() for axes in figures[0].axes]
+    result, per_epoch = read_json(regular.result), read_json(regular.config)["resolved"]["steps_per_epoch"]
+    assert [title.split(",")[0] for title in titles] == ["epoch 0", "epoch 1", "epoch 2"]
+    assert [int(title.split(", ")[1].split()[0]) for title in titles] == [e * per_epoch // 6 for e in range(3)]
+    assert f"MAP@R {result['before']['MAP@R']:.2f}," in titles[0]
+    assert f"MAP@R {result['scores']['MAP@R']:.2f}," in titles[2]
+    before, after = (figures[0].axes[n].collections[0].get_offsets() for n in (0, 2))
+    assert before.shape == after.shape == (result["queries"], 2)
+    assert not (before == after).all()
+    assert draw_geometry(run.path, tmp_path / "none.png", device="cpu") is None, "one saved epoch shows no change"
 
 
 def test_a_method_without_sub_problems_has_none(tmp_path):

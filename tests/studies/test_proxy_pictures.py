@@ -36,7 +36,7 @@ def last(runs):
 
 
 def test_all_pictures_beside_a_baseline(runs, tmp_path):
-    written = draw_proxies(runs[0].path, baseline=runs[1].path, epochs=[3], points=24, device="cpu", out=tmp_path)
+    written = draw_proxies(runs[0].path, baselines=[runs[1].path], epochs=[3], points=24, device="cpu", out=tmp_path)
     names = ["tsne.png", "cosines.png", "scores.png", "decay.png", "hardness.png", "filtered.csv", "filtered.png"]
     assert [path.name for path in written] == names
     for path in written:

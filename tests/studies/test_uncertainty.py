@@ -19,6 +19,7 @@ from nearkin.report.html import Thumbnails
 from nearkin.report.measured_runs import by_method, open_runs
 from nearkin.report.sections import ReportData, training_classes
 from nearkin.space import Space
+from nearkin.studies import uncertainty as module
 from nearkin.studies.uncertainty import (
     NAME_LENGTH,
     ClassUncertainty,
@@ -148,6 +149,17 @@ def test_the_same_map_twice(tmp_path):
     found = made_up([0.3, 0.1, 0.7, 0.2, 0.5])
     first, second = (draw_map(found, tmp_path / name).read_bytes() for name in ("a.png", "b.png"))
     assert first == second
+
+
+def test_the_map_joins_the_closest_and_the_farthest_pair(tmp_path, monkeypatch):
+    found = made_up([0.3, 0.1, 0.7, 0.2, 0.5])
+    figures = []
+    monkeypatch.setattr(module, "save_figure", lambda figure, path: figures.append(figure) or path)
+    draw_map(found, tmp_path / "map.png")
+    drawn, lines = make_map(found, points=1500), {line.get_label(): line for line in figures[0].axes[0].lines}
+    for word, pair in (("closest", found.closest[0]), ("farthest", found.farthest[0])):
+        line = lines[f"{word} proxies: class {pair.a} and class {pair.b} ({pair.similarity:.2f})"]
+        assert line.get_xydata() == pytest.approx(drawn.proxies[[pair.a, pair.b]])
 
 
 def test_a_run_stores_the_uncertainty_of_its_classes(run):

@@ -79,7 +79,9 @@ def review(
 @app.command()
 def proxies(
     run: Annotated[Path, typer.Argument(help="Folder of a run with proxies.")],
-    baseline: Annotated[Path | None, typer.Option(help="Another run, drawn beside it.")] = None,
+    baseline: Annotated[
+        list[Path] | None, typer.Option(help="Another run, drawn beside it; may be given several times.")
+    ] = None,
     epochs: Annotated[str | None, typer.Option(help="Which snapshots, as 0,30,80 (default: a few of them).")] = None,
     out: Annotated[Path | None, typer.Option(help="Folder for the pictures (default: RUN/pictures).")] = None,
     points: Annotated[int, typer.Option(min=10, help="Training images on a map, at most.")] = 1000,
@@ -98,7 +100,14 @@ def proxies(
         raise NearkinError(f"--epochs takes whole numbers separated by commas, as 0,30,80, not {epochs!r}.") from None
     reporter = progress_reporter()
     written = draw_proxies(
-        run, out=out, baseline=baseline, epochs=wanted, points=points, data=data, device=device, reporter=reporter
+        run,
+        out=out,
+        baselines=baseline or (),
+        epochs=wanted,
+        points=points,
+        data=data,
+        device=device,
+        reporter=reporter,
     )
     for path in written:
         print(path)
@@ -112,9 +121,10 @@ def geometry(
 ) -> None:
     """Measure the geometry of the test classes, before and after training: covering radius, distance between classes.
 
-    For a run with ccp, also draw a histogram of the steps per sub-problem: sub_problems.png in its folder.
+    Also draw, into the folder of a run: geometry.png, a map of the test classes at each epoch of --snapshots, and for a
+    run with ccp sub_problems.png, a histogram of the steps per sub-problem.
     """
-    from nearkin.studies.geometry import draw_sub_problems, geometry_rows, sub_problems
+    from nearkin.studies.geometry import draw_geometry, draw_sub_problems, geometry_rows, sub_problems
 
     reporter = progress_reporter()
     header, cells = geometry_rows(runs, data=data, device=device, reporter=reporter)
@@ -122,6 +132,8 @@ def geometry(
     for run in runs:
         if lengths := sub_problems(run):
             print(draw_sub_problems(lengths, run / "sub_problems.png"))
+        if drawn := draw_geometry(run, run / "geometry.png", data=data, device=device, reporter=reporter):
+            print(f"Maps by epoch: {drawn}")
 
 
 @app.command()

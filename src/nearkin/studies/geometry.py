@@ -4,12 +4,12 @@ Gürbüz, Can, Alatan (Deep Metric Learning with Chance Constraints, §V-B): k s
 a radius; the mean over k = 1 … n is the covering radius of the class, the mean over classes that of the embeddings.
 """
 
+import itertools
 import math
 import statistics
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,14 +22,18 @@ from nearkin.files import read_json
 from nearkin.methods.catalogue import method
 from nearkin.methods.proxies import TAKEN, distances, farthest_first
 from nearkin.methods.strategies.ccp import CCP, sub_problem_ends
-from nearkin.report.charts import PALETTE, figure_style, new_figure, save_figure
+from nearkin.report.charts import INK, PALETTE, figure_style, new_figure, panels, save_figure
+from nearkin.report.maps import sample_per_class, tsne
 from nearkin.space import Space
+from nearkin.training.checkpoint import kept_epochs, open_snapshot
 from nearkin.training.images import Embedded
 from nearkin.training.measure_run import embed_test
 from nearkin.training.model import load_untrained
 from nearkin.training.run_folder import CHOSEN, RunFolder
 
 _BLOCK = 2**24  # distances held in memory at a time
+COLUMNS = 4  # maps side by side
+POINTS = 1000  # test images on a map, at most
 
 
 class Geometry(NamedTuple):
@@ -118,6 +122,42 @@ def _measures(embedded: Embedded) -> list[str]:
     return [f"{score:.2f}", f"{found.radius:.4f}", f"{found.inter_class:.4f}"]
 
 
+@keep_images_open()
+def draw_geometry(
+    run: str | Path, out: Path, *, data: str | None = None, device: str = "auto", reporter: Reporter | None = None
+) -> Path | None:
+    """Draw maps of test images at each saved epoch, with their measures; None for a run with fewer than two."""
+    folder = RunFolder(run)
+    epochs = [] if folder.parts() else list(kept_epochs(folder))
+    if len(epochs) < 2:
+        return None
+    ends = list(itertools.accumulate(sub_problems(run)))
+    per_epoch = read_json(folder.config)["resolved"]["steps_per_epoch"]
+    with figure_style():
+        figure, grid = panels(-(-len(epochs) // COLUMNS), min(COLUMNS, len(epochs)), side=2.9)
+        figure.suptitle("t-SNE of images of test classes, coloured by class", fontsize=9, color=INK)
+        for axes in grid.flat:
+            axes.axis("off")
+        for axes, epoch in zip(grid.flat, epochs, strict=False):
+            model = open_snapshot(folder, epoch, data=data, device=device).model
+            embedded = embed_test(run, data=data, device=device, reporter=reporter, model=model)
+            _draw_points(axes, embedded)
+            ended = sum(end <= epoch * per_epoch for end in ends)
+            of_ccp = f", {ended} sub-problem{'s' * (ended != 1)} ended" if ends else ""
+            score, radius, apart = _measures(embedded)
+            words = f"MAP@R {score}, radius {radius}, inter-class {apart}"
+            axes.set_title(f"epoch {epoch}{of_ccp}\n{words}", fontsize=7)
+    return save_figure(figure, out)
+
+
+def _draw_points(axes: Any, embedded: Embedded) -> None:
+    labels = embedded.images.labels
+    rows = sample_per_class(labels, points=POINTS, classes=len(embedded.images.names), seed=0)
+    points = embedded.model.embedder.space.project(embedded.x)[rows.to(embedded.x.device)]
+    colours = [PALETTE[c % len(PALETTE)] for c in labels[rows].tolist()]
+    axes.scatter(*tsne(points.double().cpu().numpy()).T, s=4, c=colours, linewidths=0)
+
+
 def sub_problems(run: str | Path) -> list[int]:
     """Steps of each finished sub-problem of a CCP run, over all folds; empty for another method."""
     folder = RunFolder(run)
@@ -133,7 +173,7 @@ def sub_problems(run: str | Path) -> list[int]:
     checks = [event for event in folder.events() if event["event"] == "check"]
     over = sub_problem_ends([check["score"] for check in checks], trained.patience)
     steps = [0, *(checks[number - 1]["step"] for number in over)]
-    return [after - before for before, after in pairwise(steps)]
+    return [after - before for before, after in itertools.pairwise(steps)]
 
 
 def draw_sub_problems(lengths: Sequence[int], out: Path) -> str:

@@ -1,6 +1,6 @@
 """Pictures of a run's proxies over training: t-SNE maps, similarities with images, test scores, outliers.
 
-`nearkin proxies RUN` draws the epochs that have a snapshot, at least the last one, beside a baseline if one is given.
+`nearkin proxies RUN` draws the epochs that have a snapshot, at least the last one, beside baselines if any are given.
 """
 
 from collections.abc import Sequence
@@ -36,18 +36,18 @@ def draw_proxies(
     run: str | Path,
     *,
     out: str | Path | None = None,
-    baseline: str | Path | None = None,
+    baselines: Sequence[str | Path] = (),
     epochs: Sequence[int] | None = None,
     points: int = 1000,
     data: str | None = None,
     device: str = "auto",
     reporter: Reporter | None = None,
 ) -> list[Path]:
-    """Write all pictures of a run, beside a baseline if one is given, into a folder (default: RUN/pictures)."""
+    """Write all pictures of a run, beside baselines if any are given, into a folder (default: RUN/pictures)."""
     reporter = reporter or Reporter()
     folder = RunFolder(run)
     where = Path(out) if out else folder.path / "pictures"
-    runs = _by_name([folder] if baseline is None else [folder, RunFolder(baseline)])
+    runs = _by_name([folder, *map(RunFolder, baselines)])
     views = {
         name: embed_epochs(each, epochs=epochs, points=points, data=data, device=device, reporter=reporter)
         for name, each in runs.items()

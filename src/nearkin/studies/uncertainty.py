@@ -314,7 +314,10 @@ def _half_way(proxies: Floats) -> float:
 
 
 def draw_map(found: ClassUncertainty, path: Path, *, points: int = 1500) -> Path:
-    """The map with circles at σ̄, 2σ̄ and 3σ̄ about each proxy; the most and the least certain class are highlighted."""
+    """The map with circles at σ̄, 2σ̄ and 3σ̄ about each proxy.
+
+    The most and the least certain class are highlighted, the closest and the farthest pair of classes joined by lines.
+    """
     drawn = make_map(found, points=points)
     shown = set(drawn.proxy_labels.tolist())
     order = [c for c in found.order if c in shown]
@@ -335,6 +338,8 @@ def draw_map(found: ClassUncertainty, path: Path, *, points: int = 1500) -> Path
             axes.scatter(*own.T, s=26, facecolors="none", edgecolors=colour, linewidths=1.2)
             label = f"{word}: {truncated_name(found, c)} (its images are ringed)"
             axes.plot([], [], dashes, color=colour, linewidth=2.0, label=label)
+        for pairs, dashes, word in ((found.closest, "-", "closest"), (found.farthest, ":", "farthest")):
+            _join_pair(axes, found, drawn, pairs, dashes, word)
         low = np.minimum(drawn.images.min(0), (drawn.proxies - 3 * drawn.radii[:, None]).min(0))
         high = np.maximum(drawn.images.max(0), (drawn.proxies + 3 * drawn.radii[:, None]).max(0))
         low, high = low - 0.01 * (high - low), high + 0.01 * (high - low)  # room for the dots at the border
@@ -349,6 +354,20 @@ def draw_map(found: ClassUncertainty, path: Path, *, points: int = 1500) -> Path
         figure.suptitle(heading, fontsize=8, color=INK)
         figure.legend(loc="outside lower left", fontsize=8, handlelength=4)
     return save_figure(figure, path)
+
+
+def _join_pair(
+    axes: Any, found: ClassUncertainty, drawn: UncertaintyMap, pairs: Sequence[ClassPair], dashes: str, word: str
+) -> None:
+    """A line between the classes of the first pair that is on the map, from centre to centre of their proxies."""
+    labels = drawn.proxy_labels.numpy()
+    pair = next((pair for pair in pairs if (labels == pair.a).any() and (labels == pair.b).any()), None)
+    if pair is None:
+        return
+    ends = np.stack([drawn.proxies[labels == c].mean(axis=0) for c in (pair.a, pair.b)])
+    names = " and ".join(truncated_name(found, c) for c in (pair.a, pair.b))
+    label = f"{word} proxies: {names} ({pair.similarity:.2f})"
+    axes.plot(*ends.T, dashes, color=INK, linewidth=1.4, marker="o", markersize=7, markerfacecolor="none", label=label)
 
 
 def _circles(axes: Any, centre: Floats, radius: float, colour: str, width: float, dashes: str = "-") -> None:
