@@ -49,7 +49,7 @@ paper's metric, with a paired t-test over common seeds, on rows that differ only
 pairs of a claim, the interval is that of the pair alone. (In a suite's table p is Holm's over its rows, so the two may
 disagree.) A claim holds here if p < {LEVEL} and the difference has its sign. “Not shown” means no more than that: the
 interval shows how large the difference may be, and with three seeds it is wide. More on each paper's method:
-[VCPA](vcpa.md), [Proxy-ISA](proxy_isa.md), [CCP](ccp.md), [MPA](methods.md#mpa), [PROFS](profs.md).
+[VCPA](vcpa.md), [Proxy-ISA](proxy_isa.md), [CCP](ccp.md), [MPA](mpa.md), [PROFS](profs.md).
 """
 
 COUNTED = {"yes": HOLDS, "not shown": NOT_SHOWN, "opposite": OPPOSITE, "untested": UNTESTED}
