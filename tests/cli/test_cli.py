@@ -203,9 +203,22 @@ def test_suites_are_listed():
         (["trian"], "trian"),
     ],
 )
-def test_wrong_input_is_one_sentence_and_exit_code_2(arguments, words, tmp_path):
-    done = nearkin(*arguments, cwd=tmp_path)
-    assert done.returncode == 2, done.stderr
-    assert words in done.stderr
-    assert "Traceback" not in done.stderr
+def test_wrong_input_is_one_sentence_and_exit_code_2(arguments, words, tmp_path, monkeypatch, capsys):
+    """In this process, which takes a tenth of the time."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["nearkin", *arguments])
+    monkeypatch.setenv("COLUMNS", "200")
+    with pytest.raises(SystemExit) as stopped:
+        main()
+    printed = capsys.readouterr().err
+    assert stopped.value.code == 2, printed
+    assert words in printed
+    assert "Traceback" not in printed
+    assert len(printed.strip().splitlines()) == 1
+
+
+def test_wrong_input_in_a_process_of_its_own(tmp_path):
+    done = nearkin("train", "--method", "proxy_ancor", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "Did you mean 'proxy_anchor'?" in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
