@@ -123,6 +123,7 @@ def describe(settings: Mapping[str, Any], *, data: str) -> Json:
         "images_per_class": built.images_per_class if plan.images_per_class < 0 else plan.images_per_class,
         "head_lr": plan.head_lr or plan.lr,
         "head_init": "" if plan.head_init == Plan.head_init or not plan.dim else plan.head_init,
+        "test_view": "" if plan.test_view == Plan.test_view else plan.test_view,
         "test": "" if plan.test == Plan.test else plan.test,
         "start": content_digest(RunFolder(plan.start).model) if plan.start else "",
         "own_seeds": plan.own_seeds and bool(plan.folds),

@@ -283,7 +283,7 @@ def _about_ours(runs: Sequence[Json], overrides: Mapping[str, Any]) -> list[str]
         return ", ".join(dict.fromkeys(str(what(run)) for run in runs))
 
     networks = each(lambda r: f"{r['settings']['backbone']} ({r['settings']['weights']} weights)")
-    sizes, dims = each(lambda r: _sizes(r["settings"])), each(lambda r: f"{r['settings']['dim']}-d")
+    sizes, dims = each(_sizes), each(lambda r: f"{r['settings']['dim']}-d")
     seeds = each(lambda r: r["seed"])
     spread = f"± is the standard error over seeds {seeds}" if "," in seeds else f"one seed: {seeds}"
     notes = [f"Ours: {networks}; {sizes}; {dims}; {spread}."]
@@ -297,8 +297,12 @@ def _about_ours(runs: Sequence[Json], overrides: Mapping[str, Any]) -> list[str]
     return notes
 
 
-def _sizes(settings: Json) -> str:
-    """The size of training crops, and that of test images if it is another."""
+def _sizes(run: Json) -> str:
+    """The size of training crops, and that of test images if it is another or was chosen."""
+    settings = run["settings"]
+    if chosen := run.get("test_view"):
+        shown = f"{chosen['size']} px of {chosen['short_side']}"
+        return f"{settings['size']} px, tested at {shown}, chosen on held-out training classes"
     shown = settings.get("test_size") or settings["size"]  # older results have none
     return f"{settings['size']} px" + (f", tested at {shown} px" if shown != settings["size"] else "")
 

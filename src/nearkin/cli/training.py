@@ -91,7 +91,7 @@ def _show_result(run: RunFolder) -> None:
     speed = result["images_per_second"]
     timing = f"{speed:,.0f} images/s" if speed else "no whole epoch was timed"
     queries = f"{_queries(result['queries'], result['left_out'])}; " if result["scores"] else ""
-    shown = _test_view(read_json(run.config).get("resolved", {}))
+    shown = _test_view(read_json(run.config).get("resolved", {}), result)
     console.print(
         f"{queries}{shown}kept: {_kept(result['select'])}; {result['seconds']:.0f} s, {timing}.", highlight=False
     )
@@ -100,8 +100,12 @@ def _show_result(run: RunFolder) -> None:
     console.print(f"Run folder: {escape(str(run.path))}", highlight=False)
 
 
-def _test_view(resolved: Json) -> str:
-    """How test images were shown, if it is not as in training."""
+def _test_view(resolved: Json, result: Json) -> str:
+    """How test images were shown, if it was chosen or is not as in training."""
+    from nearkin.training.chosen_view import describe_view
+
+    if chosen := result.get("test_view"):
+        return f"test images at {describe_view(chosen)}; "
     size, shown = resolved.get("size", 0), resolved.get("test_size", 0)
     return f"trained at {size} px, tested at {shown} px; " if shown not in (0, size) else ""
 

@@ -225,8 +225,9 @@ def check_size(trunk: Trunk, size: int) -> None:
         raise NearkinError(
             f"This network cannot take test images of {size} × {size} pixels ({first_line(error)}): change test_size."
         ) from error
-    for module, mode in modes:
-        module.training = mode
+    finally:
+        for module, mode in modes:
+            module.training = mode
 
 
 _TRUNK = "trunk.net."  # before the names of a trunk's weights in the model of a run

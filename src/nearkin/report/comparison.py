@@ -27,6 +27,7 @@ from nearkin.evaluation.statistics import (
 )
 from nearkin.files import Json, short_commit
 from nearkin.report.measured_runs import MAIN_METRICS, MeasuredRun, by_method
+from nearkin.training.chosen_view import describe_view
 from nearkin.training.expected import describe_expected
 from nearkin.training.run_folder import CHOSEN
 
@@ -298,7 +299,7 @@ def run_facts(run: MeasuredRun) -> list[tuple[str, str]]:
         ("epoch chosen by", f"{CHOSEN[result['select']]} (epoch {result['kept_epoch']:g} of {plan['epochs']})"),
         ("seed", str(result["seed"])),
         ("backbone", f"{plan['backbone']}, {_weights(run.config)}"),
-        ("test images", f"{run.size} px"),
+        ("test images", describe_view(chosen) if (chosen := result.get("test_view")) else f"{run.size} px"),
         ("embedding", f"{run.points.shape[1]} dimensions, {run.space} space"),
         ("training", f"{trained}batch {plan['batch']}, {plan['optimiser']} at {plan['lr']:g}"),
         ("time", f"{duration(result['seconds'])}{speed}"),

@@ -42,6 +42,7 @@ from nearkin.training.run_profile import Profile
 from nearkin.training.settings import Settings, with_plan_keywords
 from nearkin.training.settings_file import read_settings
 from nearkin.training.start import keeps_head, start_record, with_start
+from nearkin.training.test_view import choose_before_training
 from nearkin.training.tracking import Log, Tracker
 
 
@@ -128,6 +129,8 @@ def train_run(
         reporter.note(sentence)
     reporter.leave_out(data.left_out)
     plan = plan if resume else with_storage(plan, data, reporter=reporter)
+    if plan.test_view == "auto" and not plan.needs_held_out:
+        plan = choose_before_training(run, plan, data, train_model, reporter=reporter)
     train_one = partial(train_model, data=data, resume=resume, reporter=reporter, log=log, expected=expected)
     embedded = (
         train_folds(run, plan, train_one, reporter=reporter) if plan.folds and not plan.fold else train_one(run, plan)
@@ -155,6 +158,8 @@ def train_model(
     known = read_json(run.config) if run.config.exists() else {}
     more = {"resolved": _resolved(training) | {"head_scale": head_scale, "own_streams": True}}
     more["resolved"]["images"] = image_mark(data)._asdict()
+    if chosen := known.get("resolved", {}).get("test_view"):
+        more["resolved"]["test_view"] = chosen
     more |= {"start": start_record(run, plan)} if plan.start else {}
     if expected := expected or known.get("expected"):
         more["expected"] = expected

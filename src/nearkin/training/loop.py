@@ -23,7 +23,7 @@ from nearkin.training.checkpoint import write_classes, write_snapshot
 from nearkin.training.estimate import estimate_words, remaining_seconds, time_steps
 from nearkin.training.images import Embedded, OpenImages, embed_images, measure
 from nearkin.training.measure_gain import gain_since, write_values
-from nearkin.training.model import Model, autocast, embed_store
+from nearkin.training.model import Model, autocast, embed_store, load_untrained
 from nearkin.training.model_card import write_card
 from nearkin.training.optimiser import checks_without_progress, lr_factor, set_training
 from nearkin.training.plan import Plan
@@ -31,6 +31,7 @@ from nearkin.training.random_streams import Stream, stream_seed
 from nearkin.training.run_folder import RunFolder
 from nearkin.training.run_profile import Profile
 from nearkin.training.seen_classes import seen_classes
+from nearkin.training.test_view import FEWEST, choose_view
 from nearkin.training.tracking import Tracker
 
 Network = Callable[[Tensor], Tensor]
@@ -270,8 +271,8 @@ class Training:
             if not epoch:
                 write_values(self.run.before, embedded)
 
-    def _embed_all(self, opened: OpenImages, what: str) -> Embedded:
-        return embed_images(self.model, opened, reporter=self.reporter, title=f"embedding ({what})")
+    def _embed_all(self, opened: OpenImages, what: str, *, model: Model | None = None) -> Embedded:
+        return embed_images(model or self.model, opened, reporter=self.reporter, title=f"embedding ({what})")
 
     # Files.
 
@@ -347,11 +348,36 @@ class Training:
                 "restore that file, or train into another folder."
             )
 
+    def _choose_view(self, about: Json) -> bool:
+        """Choose on held-out classes how test images are shown, and write it into the model and the run."""
+        if self.validation is None or self.validation.images.classes < FEWEST:
+            self.reporter.note("Test images are shown as in training: too few classes are held out to choose a view.")
+            return False
+        chosen = choose_view(self.model, self.validation, self.plan.select_by, reporter=self.reporter)
+        write_tensors(self.run.model, self.model.embedder.state_dict(), about | self.model.record())
+        config = read_json(self.run.config)
+        shown = {"test_size": self.model.test_size, "test_short_side": self.model.short_side, "test_view": chosen}
+        write_json(self.run.config, config | {"resolved": config.get("resolved", {}) | shown})
+        return True
+
+    def _before_in_view(self) -> Json:
+        """Measure the network before training in the view that was chosen, so that only training is compared."""
+        if self.test is None:
+            return {}
+        untrained = load_untrained(self.run.path, device=str(self.device))
+        untrained.space = self.model.space
+        embedded = self._embed_all(self.test, "before training", model=untrained)
+        write_values(self.run.before, embedded)
+        return dict(measure(embedded, self.plan.metrics))
+
     def _finish(self) -> Embedded | None:
         if self.plan.select == "last" or not self.scores:
             self._keep()
         tensors, about = read_tensors(self.run.model)
         self.model.embedder.load_state_dict(tensors)
+        before: Json = next((e["scores"] for e in self.run.events() if e["event"] == "test"), {})
+        if self.plan.test_view == "auto" and self._choose_view(about):
+            before = self._before_in_view()
         with self.profile.part("evaluation"):
             embedded = None if self.test is None else self._embed_all(self.test, "test")
             scores = Scores({}, queries=0, left_out=0) if embedded is None else measure(embedded, self.plan.metrics)
@@ -360,7 +386,6 @@ class Training:
         images, seconds = self.trained
         opened = [each for each in (self.train, self.validation, self.test) if each is not None]
         unreadable = [image for each in opened for image in each.unreadable]
-        before: Json = next((e["scores"] for e in self.run.events() if e["event"] == "test"), {})
         tested = () if self.test is None else self.test.images.names
         result: Json = {
             "scores": scores,
@@ -378,8 +403,11 @@ class Training:
             "images_per_second": round(images / seconds, 1) if seconds else None,
             **provenance(),
         }
-        if expected := read_json(self.run.config).get("expected"):
+        config = read_json(self.run.config)
+        if expected := config.get("expected"):
             result["expected"] = expected
+        if chosen := config.get("resolved", {}).get("test_view"):
+            result["test_view"] = chosen
         if embedded is not None and (gain := gain_since(self.run.before, embedded)) is not None:
             result["gain"] = gain._asdict()
         if self.scores:

@@ -133,10 +133,18 @@ class Model:
         self.seen_before = tuple(seen_before)  # classes of the runs it was started from
         self.space = space or embedder.space  # for evaluation and search; during training the embedder's may differ
         self.size = plan.size or embedder.trunk.size  # of training crops
-        self.test_size = plan.test_size or self.size
-        self.short_side = short_side_for(self.test_size, share=plan.test_crop)  # of the image that is shown
         self.storage = storage_of(plan, self.size)
-        self.view: View = centre(self.test_size, embedder.trunk.normalise, short_side=self.short_side)
+        self._set_view()
+
+    def _set_view(self) -> None:
+        self.test_size = self.plan.test_size or self.size
+        self.short_side = short_side_for(self.test_size, share=self.plan.test_crop)  # of the image that is shown
+        self.view: View = centre(self.test_size, self.embedder.trunk.normalise, short_side=self.short_side)
+
+    def show(self, *, test_size: int, test_crop: float) -> None:
+        """Show test images from now on as these settings say."""
+        self.plan = dataclasses.replace(self.plan, test_view="given", test_size=test_size, test_crop=test_crop)
+        self._set_view()
 
     @property
     def seen(self) -> frozenset[str]:
@@ -279,7 +287,8 @@ def _saved_sizes(preprocessing: Json) -> Json:
     size = preprocessing.get("trained_size", shown)  # in models of older versions both are the same
     stored = preprocessing.get("stored", 0) / size
     test_crop = 0.0 if short == short_side_for(shown) else shown / short
-    return {"size": size, "test_size": 0 if shown == size else shown, "test_crop": test_crop, "stored": stored}
+    test_size = 0 if shown == size else shown
+    return {"size": size, "test_view": "given", "test_size": test_size, "test_crop": test_crop, "stored": stored}
 
 
 def load_untrained(run: str | Path, *, device: str = "auto") -> Model:
@@ -289,6 +298,8 @@ def load_untrained(run: str | Path, *, device: str = "auto") -> Model:
         return join_models([load_untrained(part.path, device=device) for part in parts])
     config, (_, about) = read_json(folder.config), read_tensors(folder.model)
     plan = make_plan({**config["plan"], "device": device, "precision": "auto"}, {})
+    if "preprocessing" in about:
+        plan = dataclasses.replace(plan, **_saved_sizes(about["preprocessing"]))
     resolved = config.get("resolved", {})
     with drawing_from(plan.model_seed, "network"):
         if not resolved.get("own_streams"):  # in older versions the method drew first, from one stream for both

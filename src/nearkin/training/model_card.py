@@ -12,6 +12,7 @@ from nearkin.data.datasets import path_of
 from nearkin.data.images import counted
 from nearkin.files import VERSION, Json, atomic_file, read_json
 from nearkin.spec import parse
+from nearkin.training.chosen_view import describe_view
 from nearkin.training.expected import expected_markdown
 from nearkin.training.run_folder import CARD_MARK, CHOSEN, RunFolder
 from nearkin.training.seen_classes import SeenClasses
@@ -106,6 +107,10 @@ def _data_facts(config: Json, result: Json, data: str) -> Iterator[str]:
         yield f"Trained on {counted(resolved['training_images'], 'image', 'images')} of {classes}."
     if result.get("scores") and (tested := result.get("test_classes")):
         yield f"Tested on {counted(tested['classes'], 'class', 'classes')}, {SeenClasses(**tested)}."
+    if chosen := result.get("test_view"):
+        yield f"Test images are shown at {describe_view(chosen)}."
+    elif resolved.get("test_size", 0) not in (0, resolved.get("size")):
+        yield f"Test images are shown at {resolved['test_size']} px of {resolved['test_short_side']}."
     if left_out := result.get("left_out"):
         yield f"{counted(left_out, 'query', 'queries')} without another image of the class left out of the scores."
     if unreadable := result.get("unreadable"):

@@ -74,6 +74,11 @@ class Plan:
     test_crop: float = setting(
         0.0, "Share of a test image's short side that the square covers, above 0 to 1 (0: 0.875, as 224 of 256)."
     )
+    test_view: Literal["given", "auto"] = setting(
+        "given",
+        "How test images are shown: by test_size and test_crop; or auto, chosen on held-out training classes, after a "
+        "shorter training without a quarter of them if there are none.",
+    )
     stored: float = setting(
         0.0,
         "Largest short side at which images are kept, as a multiple of size; smaller images keep their own (0: 2, or "
@@ -205,6 +210,8 @@ def make_plan(settings: Mapping[str, Any], defaults: Mapping[str, Any]) -> Plan:
         other = "select=test" if plan.select == "test" else "folds"
         raise NearkinError(f"test=none leaves no test images, which {other} needs: leave out one of them.")
     _check_folds(plan)
+    if plan.test_view == "auto" and (plan.test_size or plan.test_crop):
+        raise NearkinError("test_view=auto chooses test_size and test_crop: leave out these, or test_view.")
     _check_epoch_lists(plan)
     names: str | Sequence[str] = plan.metrics
     metrics = tuple(names.replace(" ", "").split(",") if isinstance(names, str) else names)
@@ -232,6 +239,8 @@ def _check_folds(plan: Plan) -> None:
         )
     if plan.folds and not plan.dim:
         raise NearkinError("The models of folds need a head each: leave out dim=0 or folds.")
+    if plan.folds and plan.test_view == "auto":
+        raise NearkinError("The models of folds see the same test images: give test_size instead of test_view=auto.")
     if plan.folds and plan.select == "test":
         raise NearkinError("The held-out classes of a fold select its epoch: leave out select=test or folds.")
 

@@ -89,7 +89,9 @@ class RunFolder:
             self.profile,
             self.trace,
         )
-        folders = (path for pattern in ("fold-*", "repeat-*", "tensorboard") for path in self.path.glob(pattern))
+        folders = (
+            path for pattern in ("fold-*", "repeat-*", "test-view", "tensorboard") for path in self.path.glob(pattern)
+        )
         cards = [self.card] if self.has_own_card() else []
         return sorted(path.name for path in (*files, *folders, *cards) if path.exists())
 

@@ -35,6 +35,7 @@ class Settings(TypedDict, total=False):
     size: int
     test_size: int
     test_crop: float
+    test_view: Literal["given", "auto"]
     stored: float
     augment: str
     test: Literal["split", "none"]

@@ -8,6 +8,7 @@ from typing import Any
 from nearkin.console import Reporter
 from nearkin.files import read_json
 from nearkin.methods.catalogue import method
+from nearkin.training.chosen_view import view_settings
 from nearkin.training.expected import expected_of
 from nearkin.training.launch import open_run, train_run
 from nearkin.training.moved_data import find_data
@@ -53,6 +54,8 @@ def shipped_settings(source: RunFolder, *, data: str | None = None) -> dict[str,
     settings = {name: value for name, value in config["plan"].items() if name in fields}
     settings |= {"metrics": tuple(settings["metrics"]), "data": data or find_data(source), "test": "none"}
     settings |= {"folds": 0, "fold": 0, "snapshots": "", "evaluate_every": 0}
+    if chosen := result.get("test_view"):
+        settings |= view_settings(chosen)
     if method(settings["method"], classes=2, dim=2, space=settings["space"] or None).needs_score:
         return settings | {"select": "validation"}
     settings |= {"select": "last", "patience": 0, "stop_after": math.ceil(result["kept_epoch"])}

@@ -35,7 +35,7 @@ class MemoryStore:
 
     def __init__(self, packed: Packed, *, channels: int, device: torch.device, near_enough: bool = False) -> None:
         self.packed, self.device = packed, device
-        size = packed.size.cpu()
+        self.size = size = packed.size.cpu()
         self.canvas, self.sides = canvas_for(size, channels), sides_of(size, near_enough=near_enough)
         self.loader: BatchLoader | None = None
         if packed.tiles.device.type != device.type:
