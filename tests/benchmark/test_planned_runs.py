@@ -37,7 +37,7 @@ def test_an_id_is_what_decides_the_outcome():
         return run_id(describe({**base, **more}, data=data))
 
     same = [{"device": "auto"}, {"compile": True}, {"evaluate_every": 1}, {"metrics": ("R@1",)}]
-    same += [{"tensorboard": True}, {"snapshots": "0,1"}, {"profile": True}]
+    same += [{"tensorboard": True}, {"snapshots": "0,1"}, {"profile": True}, {"graph": True}]
     same += [{"method": "proxy_anchor(alpha=32)"}, {"size": 32}, {"images_per_class": 0}, {"space": "cosine"}]
     same += [{"head_lr": 1e-4}, {"lr": 1e-4}, {"clip_value": 10}]
     assert {key(**more) for more in same} == {key()}

@@ -7,9 +7,13 @@ import warnings
 
 import pytest
 import torch
+from contract.cases import RUN_SPECS
+from contract.test_replayed_steps import STEPS, GraphRun
 
 import nearkin as nk
+from nearkin.files import read_tensors
 from nearkin.methods.base import Step
+from nearkin.training.step_graph import cuda_graphs, own_stream
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
@@ -71,19 +75,66 @@ def test_metrics_agree_with_the_cpu():
 
 
 @pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores")  # the compiler's advice, which is not taken
-@pytest.mark.parametrize("compiled", [False, True])
-def test_training_is_interrupted_and_resumes(tmp_path, monkeypatch, compiled):
+@pytest.mark.parametrize("fast", [{}, {"compile": True}, {"graph": True}, {"graph": True, "compile": True}])
+def test_training_is_interrupted_and_resumes(tmp_path, monkeypatch, fast):
     settings = {"data": "glyphs(classes=48, samples=6)", "epochs": 3, "batch": 24, "dim": 16, "device": "cuda"}
     training = sys.modules["nearkin.training.loop"].Training
-    step = training._one_step
+    show = training._show_status
 
-    def interrupted(self, *batch):
-        if self.step == 8:
+    def interrupted(self, *status):
+        if self.step == 9:
             os.kill(os.getpid(), signal.SIGINT)
-        return step(self, *batch)
+        return show(self, *status)
 
-    monkeypatch.setattr(training, "_one_step", interrupted)
+    monkeypatch.setattr(training, "_show_status", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        nk.train(**settings, compile=compiled, out=tmp_path / "run")
+        nk.train(**settings, **fast, out=tmp_path / "run")
     monkeypatch.undo()
     assert nk.train(out=tmp_path / "run", resume=True).result.exists()
+
+
+def graph_run(spec):
+    """A run whose steps are captured; its generator exists only once it is made."""
+    run = GraphRun(spec, lambda work: cuda_graphs([run.rng])(work), device="cuda")
+    return run
+
+
+@pytest.mark.parametrize("spec", RUN_SPECS)
+def test_steps_from_a_graph_train_as_usual_ones(spec):
+    runs = []
+    with own_stream(torch.device("cuda")):
+        for make in (graph_run, lambda spec: GraphRun(spec, device="cuda")):
+            torch.manual_seed(4)
+            runs.append(make(spec).steps(STEPS))
+    graph, usual = runs
+    assert graph.losses == pytest.approx(usual.losses, rel=1e-3)  # sums of atomic additions have no fixed order
+    assert graph.host_state() == usual.host_state()
+    assert torch.equal(graph.rng.get_state(), usual.rng.get_state())
+    if not spec.startswith("profs(steps=2"):
+        assert graph.replayed >= 1
+
+
+def test_a_step_from_a_graph_never_waits_for_the_device(no_sync):
+    with own_stream(torch.device("cuda")):
+        run = graph_run("vcpa").steps(STEPS - 2)
+        index = torch.arange(run.size)
+        pixels = run.graph.recorded.pixels
+        pixels = pixels._replace(canvas=pixels.canvas.clone(), size=pixels.size.clone())
+        index = index.cuda()
+        before = run.replayed
+        no_sync()
+        loss = run.run_step(index, pixels)
+        torch.cuda.set_sync_debug_mode("default")
+    assert run.replayed == before + 1
+    assert loss.isfinite()
+
+
+@pytest.mark.parametrize("optimiser", ["adamw", "adam", "rmsprop", "sgd"])
+def test_a_graph_follows_the_schedule_with_every_optimiser(tmp_path, optimiser):
+    settings = {"data": "glyphs(classes=48, samples=6)", "epochs": 4, "batch": 24, "dim": 16, "device": "cuda"}
+    settings |= {"optimiser": optimiser, "lr": 1e-3 if optimiser != "sgd" else 0.01, "decay_every": 1}
+    runs = [nk.train(**settings, graph=graph, out=tmp_path / str(graph)) for graph in (True, False)]
+    losses = [[e["loss"] for e in run.events() if e["event"] == "epoch"] for run in runs]
+    assert losses[0] == pytest.approx(losses[1], rel=0.02)
+    crops = [read_tensors(run.checkpoint)[0]["rng.crops"] for run in runs]
+    assert torch.equal(*crops)  # the graph has drawn as many numbers

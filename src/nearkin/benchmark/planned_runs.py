@@ -23,7 +23,7 @@ from nearkin.spec import Call, nearest, parse
 from nearkin.training.plan import Plan, make_plan
 from nearkin.training.run_folder import RunFolder
 
-NEUTRAL = ("device", "compile", "metrics", "evaluate_every", "snapshots", "tensorboard", "profile")
+NEUTRAL = ("device", "compile", "graph", "metrics", "evaluate_every", "snapshots", "tensorboard", "profile")
 """Settings that affect only speed and reporting."""
 
 

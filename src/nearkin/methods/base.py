@@ -14,7 +14,7 @@ and calls `after_step` itself when an optimiser has stepped since.
 import inspect
 import itertools
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, Self
 
 import torch
@@ -118,6 +118,18 @@ class Method(PreciseModule):
     def after_step(self, step: Step) -> None:  # noqa: ARG002
         """Update the method's state after the optimiser's step. Overriding methods call this one, too."""
         self._pending.clear()  # whoever calls this keeps the state up to date
+
+    # Steps as CUDA graphs, which repeat the work on the device without the verbs.
+
+    def step_kind(self, size: int) -> Hashable | None:  # noqa: ARG002
+        """What the next step, of a batch of this size, depends on besides tensors that change in place.
+
+        Steps of the same kind do the same work on the device. None: this step must not run from a graph.
+        """
+        return ()
+
+    def after_replay(self) -> None:
+        """Count on the host what a step counts, after one that ran from a graph."""
 
     def note(self, step: Step, *tensors: Tensor) -> None:
         """In `loss`: leave tensors for `after_step`, so that computing a loss twice does not move the state twice."""
@@ -376,6 +388,12 @@ class Strategy(Method):
     def after_step(self, step: Step) -> None:
         super().after_step(step)
         self.inner.after_step(step)
+
+    def step_kind(self, size: int) -> Hashable | None:
+        return self.inner.step_kind(size)
+
+    def after_replay(self) -> None:
+        self.inner.after_replay()
 
 
 def check_batch(

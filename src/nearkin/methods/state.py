@@ -30,6 +30,11 @@ def register_counter(module: nn.Module, name: str) -> None:
 def count_up(module: nn.Module, name: str) -> None:
     """Add 1 to a counter."""
     module.get_buffer(name).add_(1)
+    count_up_on_host(module, name)
+
+
+def count_up_on_host(module: nn.Module, name: str) -> None:
+    """Add 1 to the number of a counter whose buffer a CUDA graph has counted up."""
     setattr(module, f"{name}_on_host", getattr(module, f"{name}_on_host") + 1)
 
 

@@ -42,6 +42,7 @@ from nearkin.training.run_profile import Profile
 from nearkin.training.settings import Settings, with_plan_keywords
 from nearkin.training.settings_file import read_settings
 from nearkin.training.start import keeps_head, start_record, with_start
+from nearkin.training.step_graph import own_stream
 from nearkin.training.test_view import choose_before_training
 from nearkin.training.tracking import Log, Tracker
 
@@ -169,7 +170,8 @@ def train_model(
     objective = training.method
     write_config(run, plan, method=str(objective.spec), space=objective.ranked_in, **more)
     try:
-        return training.train_to_end()
+        with own_stream(training.device) if plan.graph else contextlib.nullcontext():
+            return training.train_to_end()
     finally:
         training.profile.report(reporter)
 
@@ -302,7 +304,7 @@ def rescale_head(model: Model, store: Store, *, trained_in: Space | None = None)
 
 def _compile(model: Model) -> Network:
     # Without CUDA graphs a compiled network waits for the host to launch its kernels, not for the GPU.
-    mode = "reduce-overhead" if model.device.type == "cuda" else "default"
+    mode = "reduce-overhead" if model.device.type == "cuda" and not model.plan.graph else "default"
     return torch.compile(model.embedder, mode=mode)
 
 

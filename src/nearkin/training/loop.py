@@ -25,12 +25,13 @@ from nearkin.training.images import Embedded, OpenImages, embed_images, measure
 from nearkin.training.measure_gain import gain_since, write_values
 from nearkin.training.model import Model, autocast, embed_store, load_untrained
 from nearkin.training.model_card import write_card
-from nearkin.training.optimiser import checks_without_progress, lr_factor, set_training
+from nearkin.training.optimiser import checks_without_progress, lr_factor, rates_on_device, set_rates, set_training
 from nearkin.training.plan import Plan
 from nearkin.training.random_streams import Stream, stream_seed
 from nearkin.training.run_folder import RunFolder
 from nearkin.training.run_profile import Profile
 from nearkin.training.seen_classes import seen_classes
+from nearkin.training.step_graph import OneStep, Record, StepGraph, cuda_graphs
 from nearkin.training.test_view import FEWEST, choose_view
 from nearkin.training.tracking import Tracker
 
@@ -65,10 +66,16 @@ class Training:
         self.plain = centre(size, normalise, short_side=short_side_for(size))
         self.labels = self.train.images.labels.to(self.device)
         self.base_lr = [group["lr"] for group in self.optimiser.param_groups]
+        self.rates = self.base_lr  # of this epoch
         self.per_epoch = steps_per_epoch(len(self.train.images), self.plan.batch)
         self.check_every = self.plan.check_every or self.per_epoch
         self.rng = self._generator("method")
         self.crops = self._generator("crops")
+        self.warming_up = True
+        self.run_step: OneStep = self._one_step
+        if self.plan.graph and self.device.type == "cuda":
+            rates_on_device(self.optimiser, self.device)
+            self.run_step = self.graph(cuda_graphs([self.rng, self.crops]))
         self.losses = torch.zeros(self.per_epoch, device=self.device)  # of this epoch; read at its end
         self.step = 0
         self.scores: list[float] = []  # of the checks
@@ -80,6 +87,10 @@ class Training:
 
     def _generator(self, name: Stream) -> torch.Generator:
         return torch.Generator(self.device).manual_seed(stream_seed(self.plan.model_seed, name))
+
+    def graph(self, record: Record) -> StepGraph:
+        """Return the steps as graphs of the function `record`."""
+        return StepGraph(self._one_step, self.method, self.profile, record, phase=lambda: self.warming_up)
 
     def train_to_end(self) -> Embedded | None:
         """Train from the current step to the end; measure the model that is kept and return the embedded test set."""
@@ -100,7 +111,7 @@ class Training:
                 self.profile.trace(self.step)
                 with self.profile.part("waiting for data"):
                     batch = next(batches)
-                self.losses[self.step % self.per_epoch] = self._one_step(*batch)
+                self.losses[self.step % self.per_epoch] = self.run_step(*batch)
                 self.step += 1
                 self._show_status(status)
                 if self.step % self.per_epoch == 0:
@@ -191,11 +202,11 @@ class Training:
         warming_up = epoch < self.plan.warmup
         set_training(self.model.embedder, self.model.embedder.trunk, self.plan, warming_up=warming_up)
         self.method.train()
-        self.network = self.model.embedder if warming_up else self.compiled
+        self.warming_up, self.network = warming_up, self.model.embedder if warming_up else self.compiled
         seen = self.scores[: epoch * self.per_epoch // self.check_every]  # a run resumed within the epoch may have more
         factor = lr_factor(self.plan, epoch, seen)
-        for group, lr in zip(self.optimiser.param_groups, self.base_lr, strict=True):
-            group["lr"] = lr * factor
+        self.rates = [lr * factor for lr in self.base_lr]
+        set_rates(self.optimiser, self.rates)
         self.method.groups(self.plan.lr * factor)  # for those that move proxies themselves
         # Epochs that are resumed in the middle, or that compile, are not timed.
         self.timed = self.step % self.per_epoch == 0 and epoch > self.plan.warmup
@@ -208,7 +219,7 @@ class Training:
         if self.timed:
             self.trained = (self.trained[0] + images, self.trained[1] + seconds)
         epoch = self.step // self.per_epoch
-        self._log("epoch", epoch=epoch, loss=loss, lr=self.optimiser.param_groups[0]["lr"], seconds=round(seconds, 3))
+        self._log("epoch", epoch=epoch, loss=loss, lr=self.rates[0], seconds=round(seconds, 3))
         self.reporter.epoch(f"epoch {epoch}/{self.plan.last_epoch}  loss {loss:.4f}  {images / seconds:,.0f} images/s")
         if self.plan.evaluate_every and epoch % self.plan.evaluate_every == 0 and epoch < self.plan.last_epoch:
             self._log_test(epoch, f"epoch {epoch}")

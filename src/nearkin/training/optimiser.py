@@ -60,13 +60,38 @@ def parameter_groups(plan: Plan, embedder: Embedder, method: Method) -> list[dic
 def make_optimiser(plan: Plan, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
     """Return the plan's optimiser over parameter groups."""
     fused = plan.device.startswith("cuda")
+    graph = plan.graph and fused
+    optimiser: torch.optim.Optimizer
     if plan.optimiser == "adamw":
-        return torch.optim.AdamW(groups, weight_decay=plan.weight_decay, fused=fused)
-    if plan.optimiser == "adam":
-        return torch.optim.Adam(groups, weight_decay=plan.weight_decay, fused=fused)
-    if plan.optimiser == "rmsprop":
-        return torch.optim.RMSprop(groups, weight_decay=plan.weight_decay, momentum=plan.momentum)
-    return torch.optim.SGD(groups, weight_decay=plan.weight_decay, momentum=plan.momentum)
+        optimiser = torch.optim.AdamW(groups, weight_decay=plan.weight_decay, fused=fused, capturable=graph)
+    elif plan.optimiser == "adam":
+        optimiser = torch.optim.Adam(groups, weight_decay=plan.weight_decay, fused=fused, capturable=graph)
+    elif plan.optimiser == "rmsprop":
+        momentum = plan.momentum
+        optimiser = torch.optim.RMSprop(
+            groups, weight_decay=plan.weight_decay, momentum=momentum, foreach=graph or None, capturable=graph
+        )
+    else:  # only fused does it read its learning rate on the device
+        optimiser = torch.optim.SGD(groups, weight_decay=plan.weight_decay, momentum=plan.momentum, fused=graph or None)
+    if graph:
+        # Its first steps run outside of a graph, of which it would warn.
+        optimiser._warned_capturable_if_run_uncaptured = True
+    return optimiser
+
+
+def rates_on_device(optimiser: torch.optim.Optimizer, device: torch.device) -> None:
+    """Make the learning rates tensors, so that steps that were captured as CUDA graphs follow them."""
+    for group in optimiser.param_groups:
+        group["lr"] = torch.tensor(group["lr"], device=device)
+
+
+def set_rates(optimiser: torch.optim.Optimizer, rates: Sequence[float]) -> None:
+    """Set the learning rate of each group; those that are tensors change in place."""
+    for group, rate in zip(optimiser.param_groups, rates, strict=True):
+        if isinstance(group["lr"], torch.Tensor):
+            group["lr"].fill_(rate)
+        else:
+            group["lr"] = rate
 
 
 def set_training(model: nn.Module, trunk: nn.Module, plan: Plan, *, warming_up: bool) -> None:

@@ -60,6 +60,7 @@ class Settings(TypedDict, total=False):
     clip_norm: float
     precision: Literal["auto", "float32", "bf16"]
     compile: bool
+    graph: bool
     select: Select
     select_by: str
     held_out: float

@@ -43,7 +43,7 @@ Relations
     `profs` has embedded images instead of proxies, and the same proximal term.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from typing import Literal
 
 import torch
@@ -210,6 +210,10 @@ class CCP(Strategy):
         super().after_backward(model)
         if self.strength and self.training:
             self.anchor.pull(model, self.strength)
+
+    def step_kind(self, size: int) -> Hashable | None:
+        kind = super().step_kind(size)
+        return None if kind is None else (kind, self.strength)
 
     @torch.no_grad()
     def at_check(self, model: nn.Module, embed: Embed, labels: Tensor, score: float | None = None) -> None:

@@ -51,7 +51,7 @@ Relations
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -62,7 +62,7 @@ from nearkin.errors import NearkinError
 from nearkin.methods.base import Loss, Step, Strategy
 from nearkin.methods.relation import References, Relation, relate
 from nearkin.methods.samplers import check_start, class_sizes, deal, steps_per_epoch
-from nearkin.methods.state import count_up, register_counter
+from nearkin.methods.state import count_up, count_up_on_host, register_counter
 from nearkin.methods.strategies.inner_loss import require_pairs
 from nearkin.methods.strategies.model_copy import Anchor
 from nearkin.space import Space
@@ -272,6 +272,14 @@ class PROFS(Strategy):
         super().after_backward(model)
         if self.weight:
             self.anchor.pull(model, self.weight)
+
+    def step_kind(self, size: int) -> Hashable | None:
+        ends = (self.count_on_host + 1) % self.projection(size) == 0
+        return None if ends and (self.weight or self.forget) else super().step_kind(size)
+
+    def after_replay(self) -> None:
+        super().after_replay()
+        count_up_on_host(self, "count")
 
     @torch.no_grad()
     def after_step(self, step: Step) -> None:

@@ -291,7 +291,7 @@ class ProxyISA(Strategy):
         average, entries = average_similarity(s, labels, classes=classes)
         ones = torch.ones_like(y)
         times = self.seen.new_zeros(classes).index_add_(0, y, ones)
-        self.average = torch.where(on & (times > 0) & (entries > 0), average, self.average)
+        self.average.copy_(torch.where(on & (times > 0) & (entries > 0), average, self.average))
         if self.as_code:
             times = torch.zeros_like(times).index_add_(0, y, ones * ~outliers)
         self.seen += times if self.count == "samples" else times.clamp_max(1)

@@ -26,6 +26,7 @@ Relations
     `proxy_anchor`, where θ moves by the proxies before their step.
 """
 
+from collections.abc import Hashable
 from typing import Any, Literal
 
 import torch
@@ -82,6 +83,10 @@ class ProxyUpdates(Strategy):
     def lacks(self, step: Step) -> str:
         known = self.adam is None or self.adam.knows_rate
         return super().lacks(step) or ("" if known else NEEDS_RATE.format("proxy_updates"))
+
+    def step_kind(self, size: int) -> Hashable | None:
+        kind = super().step_kind(size)
+        return kind if self.adam is None or kind is None else (kind, self.adam.rate)
 
     def loss(self, step: Step) -> Tensor:
         if not self.training:

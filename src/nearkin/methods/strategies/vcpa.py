@@ -52,7 +52,7 @@ Relations
     With `sample=False` and τ = 0 the Newton form is `proxy_updates(order=2)` from μ⁰.
 """
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from functools import cache
 from typing import Any, Literal, NamedTuple
 
@@ -281,6 +281,10 @@ class VCPA(Strategy):
     def lacks(self, step: Step) -> str:
         known = self.adam is None or self.adam.knows_rate
         return super().lacks(step) or ("" if known else NEEDS_RATE.format("vcpa(newton=False)"))
+
+    def step_kind(self, size: int) -> Hashable | None:
+        kind = super().step_kind(size)
+        return kind if self.adam is None or kind is None else (kind, self.adam.rate)
 
     def loss(self, step: Step) -> Tensor:
         if not self.training:
