@@ -10,7 +10,7 @@ from evaluation import naive
 from torch import Tensor
 
 from nearkin.errors import NearkinError
-from nearkin.evaluation import Protocol, by_class, evaluate, evaluate_under
+from nearkin.evaluation import Protocol, by_class, counting, evaluate, evaluate_under
 from nearkin.evaluation import positive_ranks as ranks_module
 from nearkin.evaluation.labels import read_labels
 
@@ -48,7 +48,7 @@ def assert_same(ours: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
 def test_metrics_of_the_whole_ranking_agree_with_the_oracle(
     classes: int, few: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ranks_module, "FEW", few, raising=False)
+    monkeypatch.setattr(counting, "FEW", few)
     x, y = made(classes=classes)
     expected = naive.per_query(x, y, x, y, list(range(60)), "inner", naive.OF_ALL)
     assert_same(evaluate(x, y, metrics=naive.OF_ALL, per_query=True, space="inner"), expected)

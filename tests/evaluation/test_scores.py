@@ -9,7 +9,8 @@ from evaluation import naive
 from torch import Tensor
 
 from nearkin.errors import NearkinError
-from nearkin.evaluation import DEFAULT_METRICS, evaluate
+from nearkin.evaluation import DEFAULT_METRICS, counting, evaluate
+from nearkin.evaluation import copies as copies_module
 from nearkin.evaluation import positive_ranks as ranks_module
 from nearkin.space import Space
 
@@ -63,7 +64,7 @@ def test_ties_agree_with_the_oracle(classes: int) -> None:
 
 @pytest.mark.parametrize("few", [0, 1000])
 def test_both_ways_of_counting_agree_with_the_oracle(few: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ranks_module, "FEW", few)
+    monkeypatch.setattr(counting, "FEW", few)
     x, y = integers(80, 6, seed=9)
     expected = naive.per_query(x, y, x, y, list(range(80)), "inner")
     for metrics in (("R@1",), ("P@5", "nDCG@4"), ("P@R", "MAP@R"), naive.METRICS):
@@ -77,7 +78,7 @@ def test_the_top_of_a_row_holds_its_highest_scores() -> None:
     for length, count in ((5, 5), (63, 4), (64, 4), (1000, 3), (1001, 60), (4099, 1)):
         row = np.round(rng.standard_normal(length).astype(np.float32), 1)
         row[rng.integers(length, size=length // 3)] = -np.inf
-        top = ranks_module._top(row, count)
+        top = counting._top(row, count)
         assert len(top) >= count
         assert top.tolist() == sorted(row.tolist())[length - len(top) :]
         below = row[row < top[0]]
@@ -86,8 +87,10 @@ def test_the_top_of_a_row_holds_its_highest_scores() -> None:
 
 @pytest.mark.parametrize("metrics", [("R@1",), ("P@R", "MAP@R"), naive.METRICS])
 def test_counting_on_a_gpu_agrees_with_the_oracle(metrics: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
-    on_gpu = ranks_module._above_on_gpu
-    monkeypatch.setattr(ranks_module, "_above", lambda block, scores, bound: on_gpu(block, scores, int(bound.max())))
+    on_gpu = counting.above_on_gpu
+    monkeypatch.setattr(
+        ranks_module, "above_in_rows", lambda block, scores, bound: on_gpu(block, scores, int(bound.max()))
+    )
     x, y = integers(50, 12, seed=10)
     expected = naive.per_query(x, y, x, y, list(range(50)), "inner")
     ours = evaluate(x, y, metrics=metrics, per_query=True, space="inner")
@@ -106,6 +109,30 @@ def test_block_size_and_threads_do_not_matter(rows: int, threads: int, monkeypat
     )
     assert_same(ours, expected)
     assert seen == [(min(start + rows, 150), 150) for start in range(0, 150, rows)]
+
+
+@pytest.mark.parametrize("copies", [0, 20])
+@pytest.mark.parametrize("rows", [50, 64])
+def test_products_that_count_for_both_of_their_items_agree_with_the_oracle(
+    rows: int, copies: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    products: list[int] = []
+    multiply = ranks_module._product
+    monkeypatch.setattr(ranks_module, "DIMENSIONS_PER_ITEM", 0)
+    monkeypatch.setattr(ranks_module, "_split_work", lambda *_: (2, rows))
+    monkeypatch.setattr(counting, "TILE", (7, 16))
+    monkeypatch.setattr(
+        ranks_module, "_product", lambda x, v, out: (products.append(out.numel()), multiply(x, v, out=out))
+    )
+    tied = torch.cartesian_prod(*[torch.arange(-1.0, 2)] * 5)[:200], torch.arange(200) * 7 % 41  # no two are equal
+    for (x, y), space in ((made(200, 40, seed=1, copies=copies), "cosine"), (tied, "inner")):
+        expected = naive.per_query(x, y, x, y, list(range(200)), space)
+        for metrics in (("R@1",), ("P@R", "MAP@R"), naive.METRICS):
+            products.clear()
+            ours = evaluate(x, y, metrics=metrics, per_query=True, space=space)
+            assert_same(ours, {name: expected[name] for name in metrics})
+            if space == "cosine" and not copies:
+                assert sum(products) < 0.8 * 200**2
 
 
 @pytest.mark.parametrize("space", Space)
@@ -138,26 +165,26 @@ def test_equal_vectors_tie_in_any_position() -> None:
 
 def test_minus_zero_is_zero() -> None:
     v = torch.tensor([[0.0, 1.0], [-0.0, 1.0]])
-    keys = ranks_module._fingerprint(v)
+    keys = copies_module.fingerprint(v)
     assert keys[0] == keys[1]
 
 
 def test_copies_are_found_and_nothing_else() -> None:
     points = torch.randint(2, (200, 6), generator=torch.Generator().manual_seed(0)).float()
-    copies, originals = ranks_module._copies(points)
+    copies, originals = copies_module.find_copies(points)
     rows = [tuple(row) for row in points.tolist()]
     assert sorted(zip(copies.tolist(), originals.tolist(), strict=True)) == [
         (i, rows.index(row)) for i, row in enumerate(rows) if rows.index(row) < i
     ]
-    assert len(ranks_module._copies(torch.arange(40.0).reshape(10, 4))[0]) == 0
+    assert len(copies_module.find_copies(torch.arange(40.0).reshape(10, 4))[0]) == 0
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_fingerprints_tell_codes_apart(dtype: torch.dtype) -> None:
     for pair in ([-1.0, 1.0], [0.0, 1.0], [0.5, 0.25]):  # all their difference is in the highest bits
         codes = torch.cartesian_prod(*[torch.tensor(pair, dtype=dtype)] * 14)
-        assert len(torch.unique(ranks_module._fingerprint(codes))) == 2**14
-    assert len(torch.unique(ranks_module._fingerprint(torch.eye(500, dtype=dtype)))) == 500
+        assert len(torch.unique(copies_module.fingerprint(codes))) == 2**14
+    assert len(torch.unique(copies_module.fingerprint(torch.eye(500, dtype=dtype)))) == 500
 
 
 @pytest.mark.parametrize("space", Space)

@@ -47,12 +47,12 @@ class LabelSets:
         """The matrix [L, N], for `sharing`."""
         return self.matrix.T.tocsr()
 
-    def sharing(self, others: Any, part: slice) -> tuple[Tensor, Tensor]:
+    def sharing(self, others: Any, items: Tensor) -> tuple[Tensor, Tensor]:
         """For B of the items the others that share a label [B, W], and which entries count [B, W].
 
         `others` is `transposed`. The entries that do not count repeat the first of the row, so that rows are as long.
         """
-        found = self.matrix[part] @ others
+        found = self[items].matrix @ others
         sizes = np.diff(found.indptr)
         counts = np.arange(max(1, sizes.max())) < sizes[:, None]
         columns = np.zeros(counts.shape, dtype=np.int64)

@@ -24,7 +24,8 @@ from torch import Tensor
 
 from nearkin.errors import NearkinError
 from nearkin.evaluation.clustering import CLUSTERING
-from nearkin.evaluation.positive_ranks import BEYOND, Depth, Ranks
+from nearkin.evaluation.counting import BEYOND
+from nearkin.evaluation.positive_ranks import Depth, Ranks
 
 WHOLE = BEYOND - 1
 """The search length of a metric of the whole ranking: larger than any gallery."""

@@ -7,30 +7,32 @@ gallery matrix is ever held.
 The tie rule: an item of another class that scores exactly as high as a relevant item is ranked BEFORE it. So ranks do
 not depend on the order of the gallery, and identical embeddings score 0, not 100. Matrix products may round equal
 columns differently, so gallery items with equal vectors are given equal scores.
+
+Where each item searches all others, a score counts for both of its items: a block holds only the items from its own
+first on, and items of other classes are counted along its columns, too.
 """
 
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from itertools import pairwise
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
+from nearkin.evaluation.copies import find_copies
+from nearkin.evaluation.counting import BEYOND, above_in_columns, above_in_rows, above_on_gpu
 from nearkin.evaluation.labels import LabelSets
 from nearkin.space import Space
 
-BEYOND = 2**40
-"""Added to the rank of an item below the requested depth: larger than any gallery."""
+DIMENSIONS_PER_ITEM = 10
+"""With so many dimensions per item of a class, counting along columns is cheaper than the products it saves."""
 
-FEW = 4
-"""Up to this many further relevant items, counting for each is cheaper on a CPU than finding the top of the row."""
 
-FOLDS = 64
-"""A row is folded into at most this many layers to find a low bound of its top."""
+Out = TypeVar("Out")
 
 
 class Sides(NamedTuple):
@@ -63,7 +65,7 @@ class Ranks(NamedTuple):
 
 class _Gallery(NamedTuple):
     points: Tensor  # [G, D] sorted by class, so that a query's relevant items are neighbouring columns of a block
-    columns: Callable[[slice], tuple[Tensor, Tensor]]  # `_columns` of a slice of queries
+    columns: Callable[[Tensor], tuple[Tensor, Tensor]]  # `_columns` of some queries
     self_column: Tensor  # [Q] the query's own column, -1 if it has none
     copies: Tensor  # columns with the same vector as an earlier one
     originals: Tensor  # that earlier one
@@ -78,36 +80,49 @@ def count_relevant(sides: Sides) -> Tensor:
     return (size - (sides.self_row >= 0).long()).clamp_min(0)  # an item without labels shares none with itself
 
 
-def stream_ranks(sides: Sides, *, space: Space, depth: Depth) -> Iterator[tuple[slice, Ranks]]:
-    """Yield, block by block, the slice of queries and the ranks of their relevant items."""
-    gallery = _arrange(sides, space)
-    relevant = count_relevant(sides)
+def stream_ranks(sides: Sides, *, space: Space, depth: Depth) -> Iterator[tuple[Tensor, Ranks]]:
+    """Yield, block by block, the numbers of some queries and the ranks of their relevant items."""
+    gallery, relevant = _arrange(sides, space), count_relevant(sides)
     bound = depth.of(relevant).clamp_max(len(gallery.points))
     widest, deepest = int(relevant.max()) + 1, int(bound.max())
+    workers, size = _split_work(gallery.points, widest, len(relevant))
+    order, best = torch.arange(len(relevant), device=relevant.device), gallery.points[:0]
+    parts, once = [slice(i, min(i + size, len(order))) for i in range(0, len(order), size)], 0
+    if widest <= size and _worth_halving(sides, space, min(widest, deepest)):
+        gallery, parts, once = _arrange_by_size(sides, space, gallery, max(widest, min(size, len(order) // 16)))
+        order = gallery.self_column.argsort()
+        best = torch.cat([_scores_of_own_class(gallery, order[part], part) for part in parts])[:, :deepest]
+    counted = torch.zeros(best.shape, dtype=torch.int64)
 
-    def ranks(part: slice, block: Tensor) -> Ranks:
-        _product(_points(sides.queries[part], space, query=True), gallery.points, out=block)
-        if len(gallery.copies):
-            block[:, gallery.copies] = block[:, gallery.originals]
-        scores = _take_relevant(block, gallery, part)[:, :deepest]
-        above = _above_on_gpu(block, scores, deepest) if block.is_cuda else _above(block, scores, bound[part])
-        place = torch.arange(1, scores.shape[1] + 1, device=block.device)
-        missing = place > relevant[part, None]
-        return Ranks((above + place).masked_fill_(missing, BEYOND), relevant[part])
+    def count(part: slice, block: Tensor) -> tuple[Tensor, Tensor | None]:
+        queries, first = order[part], min(part.start, once)
+        points = _points(sides.queries[queries], space, query=True)
+        block = _scores(points, gallery, first, block)
+        scores = _take_relevant(block, gallery, queries, first)[:, :deepest]
+        if block.is_cuda:
+            return above_on_gpu(block, scores, deepest), None
+        above = above_in_rows(block, scores, bound[queries])
+        return above, above_in_columns(block[:, len(queries) :], best[part.stop :]) if part.stop <= once else None
 
-    workers, rows = _split_work(gallery.points, widest, len(relevant))
-    parts = [slice(i, min(i + rows, len(relevant))) for i in range(0, len(relevant), rows)]
-    yield from zip(parts, _run(ranks, parts, gallery.points, workers), strict=True)
+    for part, (above, of_later) in zip(parts, _run(count, parts, gallery.points, workers), strict=True):
+        if once:
+            above += counted[part]
+        if of_later is not None:
+            counted[part.stop :] += of_later
+        queries = order[part]
+        place = torch.arange(1, above.shape[1] + 1, device=above.device)
+        missing = place > relevant[queries, None]
+        yield queries, Ranks((above + place).masked_fill_(missing, BEYOND), relevant[queries])
 
 
-def _run(work: Callable[[slice, Tensor], Ranks], parts: list[slice], points: Tensor, workers: int) -> Iterator[Ranks]:
+def _run(work: Callable[[slice, Tensor], Out], parts: list[slice], points: Tensor, workers: int) -> Iterator[Out]:
     """Yield the result of each slice, in order. Each worker has its own block and, if there are several, one core."""
-    mine = threading.local()
+    mine, rows = threading.local(), max(part.stop - part.start for part in parts)
 
-    def task(part: slice) -> Ranks:
+    def task(part: slice) -> Out:
         if not hasattr(mine, "block"):
-            mine.block = points.new_empty(parts[0].stop, len(points))
-        return work(part, mine.block[: part.stop - part.start])
+            mine.block = points.new_empty(rows, len(points))
+        return work(part, mine.block)
 
     if points.is_cuda:
         yield from map(task, parts)
@@ -117,6 +132,33 @@ def _run(work: Callable[[slice, Tensor], Ranks], parts: list[slice], points: Ten
     blas = torch.get_num_threads() if workers == 1 else 1
     with threadpool_limits(blas, user_api="blas"), ThreadPoolExecutor(workers) as pool:
         yield from pool.map(task, parts)
+
+
+def _worth_halving(sides: Sides, space: Space, items: int) -> bool:
+    """Whether each item searches all others by symmetric scores, and counting along columns is the cheaper way."""
+    cheaper = DIMENSIONS_PER_ITEM * items <= sides.gallery.shape[1]
+    same = sides.queries is sides.gallery and bool((sides.self_row.diff() == 1).all()) and int(sides.self_row[0]) == 0
+    plain = not (space.by_distance or sides.gallery.is_cuda or isinstance(sides.gallery_labels, LabelSets))
+    return cheaper and same and plain
+
+
+def _arrange_by_size(sides: Sides, space: Space, gallery: _Gallery, size: int) -> tuple[_Gallery, list[slice], int]:
+    """The gallery with small classes first, slices of at most `size` columns that end where a class does, and a column.
+
+    Scores of columns before that one are computed once. Behind it are the classes of copies, since equal scores are
+    certain only within a row of a block.
+    """
+    _, number, sizes = sides.gallery_labels.unique(return_inverse=True, return_counts=True)
+    copied = torch.zeros_like(sizes)
+    copied[number[gallery.self_column.argsort()][torch.cat([gallery.copies, gallery.originals])]] = 1
+    order = (sizes + copied * len(number)).argsort()
+    ends, cuts = sizes[order].cumsum(0), [0]
+    while cuts[-1] < len(number):
+        cuts.append(int(ends[torch.searchsorted(ends, cuts[-1] + size, right=True) - 1]))
+    once = max(cut for cut in cuts if cut <= int(sizes[copied == 0].sum()))
+    labels = order.argsort()[number]
+    arranged = _arrange(sides._replace(query_labels=labels, gallery_labels=labels), space)
+    return arranged, [slice(*both) for both in pairwise(cuts)], once
 
 
 def _arrange(sides: Sides, space: Space, chunk: int = 8192) -> _Gallery:
@@ -130,21 +172,21 @@ def _arrange(sides: Sides, space: Space, chunk: int = 8192) -> _Gallery:
     column = torch.empty_like(order)
     column[order] = torch.arange(len(order), device=order.device)
     self_column = torch.where(sides.self_row >= 0, column[sides.self_row.clamp_min(0)], -1)
-    return _Gallery(points, columns, self_column, *_copies(points))
+    return _Gallery(points, columns, self_column, *find_copies(points))
 
 
-def _columns(sides: Sides) -> tuple[Tensor, Callable[[slice], tuple[Tensor, Tensor]]]:
+def _columns(sides: Sides) -> tuple[Tensor, Callable[[Tensor], tuple[Tensor, Tensor]]]:
     """The order in which the gallery is held, and the columns of each query's relevant items.
 
-    These are, for a slice of B queries, columns [B, W] that may include the query's own, and which of them count
+    These are, for B queries, columns [B, W] that may include the query's own, and which of them count
     [B, W]; those that do not repeat one that does.
     """
     device = sides.gallery.device
     if isinstance(sides.query_labels, LabelSets):
         queries, gallery = sides.query_labels, sides.gallery_labels.transposed()
 
-        def of_sets(part: slice) -> tuple[Tensor, Tensor]:
-            columns, counts = queries.sharing(gallery, part)
+        def of_sets(some: Tensor) -> tuple[Tensor, Tensor]:
+            columns, counts = queries.sharing(gallery, some)
             return columns.to(device), counts.to(device)
 
         return torch.arange(len(sides.gallery), device=device), of_sets
@@ -152,9 +194,9 @@ def _columns(sides: Sides) -> tuple[Tensor, Callable[[slice], tuple[Tensor, Tens
     first, size = _classes(sides.query_labels, labels)
     step = torch.arange(int(size.max()), device=device)
 
-    def of_classes(part: slice) -> tuple[Tensor, Tensor]:
-        counts = step < size[part, None]
-        return (first[part, None] + torch.where(counts, step, 0)).clamp_max(len(labels) - 1), counts
+    def of_classes(some: Tensor) -> tuple[Tensor, Tensor]:
+        counts = step < size[some, None]
+        return (first[some, None] + torch.where(counts, step, 0)).clamp_max(len(labels) - 1), counts
 
     return order, of_classes
 
@@ -175,31 +217,6 @@ def _points(v: Tensor, space: Space, *, query: bool) -> Tensor:
         return v
     last = torch.ones_like(v[:, :1]) if query else v.square().sum(1, keepdim=True) / -2
     return torch.cat([v, last], dim=1)
-
-
-def _fingerprint(points: Tensor) -> Tensor:
-    """A 64-bit hash of each row's bits [G], from integer sums, so independent of device and order of summation."""
-    points = points + 0.0  # -0.0 becomes 0.0
-    if points.dtype == torch.float64:
-        bits = points.view(torch.int64)
-        bits = bits ^ (bits >> 32)  # mix the high half into the low one, as sign extension does for int32
-    else:
-        bits = points.view(torch.int32).long()
-    salt = torch.arange(1, points.shape[1] + 1, device=points.device) * 0x2545F4914F6CDD1D
-    mixed = (bits ^ salt) * 0x369DEA0F31A53F85
-    return ((mixed ^ (mixed >> 32)) * 0x2545F4914F6CDD1D).sum(1)
-
-
-def _copies(points: Tensor) -> tuple[Tensor, Tensor]:
-    """The rows that repeat an earlier row, and the row that each repeats."""
-    rough = _fingerprint(points[:, :4])  # most vectors already differ in their first numbers
-    _, number, times = torch.unique(rough, return_inverse=True, return_counts=True)
-    suspects = (times[number] > 1).nonzero().flatten()
-    keys = torch.cat([_fingerprint(points[part]) for part in torch.split(suspects, 4096)])
-    sorted_keys, order = keys.sort(stable=True)
-    first = torch.searchsorted(sorted_keys, sorted_keys)  # of each run of equal keys
-    again = first != torch.arange(len(keys), device=keys.device)
-    return suspects[order[again]], suspects[order[first[again]]]
 
 
 def _split_work(points: Tensor, widest: int, queries: int) -> tuple[int, int]:
@@ -244,56 +261,35 @@ def _no_tf32() -> Iterator[None]:
         setattr(matmul, name, old)
 
 
-def _take_relevant(block: Tensor, gallery: _Gallery, part: slice) -> Tensor:
+def _scores(points: Tensor, gallery: _Gallery, first: int, memory: Tensor) -> Tensor:
+    """The scores of some points with the gallery's columns from `first` on, in a part of this memory."""
+    block = memory.view(-1)[: len(points) * (len(gallery.points) - first)].view(len(points), -1)
+    _product(points, gallery.points[first:], out=block)
+    if len(gallery.copies):
+        block[:, gallery.copies - first] = block[:, gallery.originals - first]
+    return block
+
+
+def _scores_of_own_class(gallery: _Gallery, queries: Tensor, part: slice) -> Tensor:
+    """The scores [B, W] of the items of each query's class, which are within these columns, best first."""
+    points = gallery.points[part]
+    block = points.new_empty(len(points), len(points))
+    _product(points, points, out=block)
+    return _take_relevant(block, gallery, queries, part.start)
+
+
+def _take_relevant(block: Tensor, gallery: _Gallery, queries: Tensor, first: int) -> Tensor:
     """The scores of each query's relevant items [B, W], best first, padded with −inf.
 
-    They and the query itself are removed from the block (set to −inf), which leaves the items of other classes.
+    They and the query itself are removed from the block (set to −inf), which leaves the items of other classes. The
+    block starts with the gallery's column `first`.
     """
-    columns, counts = gallery.columns(part)
-    relevant = counts & (columns != gallery.self_column[part, None])
+    columns, counts = gallery.columns(queries)
+    relevant = counts & (columns != gallery.self_column[queries, None])
+    columns = columns - first
     scores = torch.where(relevant, block.gather(1, columns), -torch.inf)
     block.scatter_(1, columns, -torch.inf)
     if scores.is_cuda:
         return scores.sort(dim=1, descending=True).values
     scores.numpy().sort(axis=1)  # an order of magnitude faster than torch's
     return scores.flip(1)
-
-
-def _above_on_gpu(block: Tensor, scores: Tensor, deepest: int) -> Tensor:
-    """The number of items in the block that score at least as high as each score, at most `deepest`."""
-    top = block.topk(deepest, dim=1).values
-    return torch.searchsorted(-top, -scores, right=True)
-
-
-def _above(block: Tensor, scores: Tensor, bound: Tensor) -> Tensor:
-    """The same on a CPU by NumPy, which counts several times faster than torch; BEYOND below the bound."""
-    above = torch.full(scores.shape, BEYOND)
-    rows = zip(block.numpy(), scores.numpy(), bound.tolist(), above.numpy(), strict=True)
-    for row, wanted, last, result in rows:
-        wanted = wanted[wanted > -np.inf][:last]
-        for place, score in enumerate(wanted):
-            if place == 1 and len(wanted) > 1 + FEW:
-                top = _top(row, last)
-                result[1 : len(wanted)] = len(top) - np.searchsorted(top, wanted[1:])
-                break
-            result[place] = np.count_nonzero(row >= score)
-            if result[place] + place >= last:  # it is below the bound, and so are the rest
-                break
-    return above
-
-
-def _top(row: NDArray[Any], count: int) -> NDArray[Any]:
-    """The `count` highest scores of a row in ascending order, and perhaps some more.
-
-    A long row is folded into layers. The count-th highest of the maxima across them is at most that of the row, and
-    only what reaches it is sorted. That takes two passes over the row, and a partition many.
-    """
-    layers = min(FOLDS, len(row) // (8 * count))
-    if layers < 2:
-        top = np.partition(row, -count)[-count:]
-    else:
-        width = len(row) // layers
-        highest = row[: layers * width].reshape(layers, width).max(axis=0)
-        top = row[row >= np.partition(highest, -count)[-count]]
-    top.sort()
-    return top

@@ -213,11 +213,13 @@ def _per_query(
 ) -> dict[str, Tensor]:
     total = len(sides.query_labels)
     values = {m.name: torch.empty(total, dtype=torch.float64, device=sides.queries.device) for m in metrics}
-    for part, ranks in stream_ranks(sides, space=space, depth=depth_of(metrics)):
+    done = 0
+    for queries, ranks in stream_ranks(sides, space=space, depth=depth_of(metrics)):
         for metric in metrics:
-            values[metric.name][part] = metric.values(ranks)
+            values[metric.name][queries] = metric.values(ranks)
+        done += len(queries)
         if progress:
-            progress(part.stop, total)
+            progress(done, total)
     return {name: value.cpu() for name, value in values.items()}
 
 
