@@ -19,7 +19,7 @@ def similarity(a: np.ndarray, b: np.ndarray, space: str) -> float:
     if space == "cosine":
         return float(np.dot(a / np.linalg.norm(a), b / np.linalg.norm(b)))
     a, b = a / max(1.0, float(np.linalg.norm(a))), b / max(1.0, float(np.linalg.norm(b)))
-    return -float(np.linalg.norm(a - b))
+    return float(np.dot(a, b)) if space == "ball_inner" else -float(np.linalg.norm(a - b))
 
 
 def shares(a: Any, b: Any) -> bool:
