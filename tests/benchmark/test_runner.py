@@ -15,11 +15,14 @@ import nearkin as nk
 from nearkin.benchmark import runner as module
 from nearkin.benchmark.results import query_file, read_queries, read_results
 from nearkin.benchmark.runner import Budget, bench, seconds_of, suite_results
+from nearkin.benchmark.tables import suite_tables
 from nearkin.cli import main
-from nearkin.console import Reporter
+from nearkin.console import Reporter, markdown
 from nearkin.errors import NearkinError
 from nearkin.evaluation.metrics import by_class
 from nearkin.files import read_json, write_json
+from nearkin.training.images import measure
+from nearkin.training.measure_run import embed_test, measure_run
 from nearkin.training.run_folder import RunFolder
 
 
@@ -83,6 +86,25 @@ def test_a_metric_that_was_not_measured_is_measured_without_training(done, tmp_p
     assert 0 <= record["scores"]["P@3"] <= 100
     assert record["wall"] > 0
     assert len(read_results(out / "results.jsonl")) == 4
+
+
+def test_a_larger_test_view_is_measured_without_training(done, tmp_path, monkeypatch):
+    _, out, first = done
+    monkeypatch.setattr(module, "train", lambda **_: pytest.fail("trained again"))
+    name = "MAP@R at 36 of 41"
+    more = written(tmp_path, TINY.replace('"MAP@R"]', f'"{name}"]').replace("seeds = 2", "seeds = 1"), "larger")
+    assert name not in markdown(suite_tables(suite_results(more, out=out))), "nobody has measured it"
+    found = bench(more, out=out, rows=["PA"])
+    key = found.planned.runs[0].id
+    folder = out / "runs" / key
+    model = nk.load(folder, device="cpu")
+    model.show(test_size=36, test_crop=36 / 41)
+    embedded = embed_test(folder, device="cpu", model=model)
+    assert embedded.model.short_side == 41
+    assert found.runs[key]["scores"][name] == measure(embedded, ["MAP@R"])["MAP@R"]
+    assert found.runs[key]["scores"]["MAP@R"] == first.runs[key]["scores"]["MAP@R"] != found.runs[key]["scores"][name]
+    assert name in markdown(suite_tables(found))
+    assert measure_run(folder, metrics=(name, "MAP@R"), device="cpu")[name] == found.runs[key]["scores"][name]
 
 
 def test_results_copied_without_their_folders_count(done, tmp_path, monkeypatch):

@@ -19,6 +19,7 @@ from nearkin.console import NOTHING, PrintedTable, duration
 from nearkin.evaluation.statistics import Comparison, against, holm, mean_words, p_words, paired_bootstrap, summary
 from nearkin.files import Json, short_commit
 from nearkin.training.run_folder import CHOSEN
+from nearkin.training.run_metric import RunMetric
 
 LEVEL = 0.05
 
@@ -54,10 +55,11 @@ def _table(results: SuiteResults, dataset: SuiteData) -> PrintedTable:
     published = list(dict.fromkeys(m for row in rows for m in row.paper.get(dataset.name, {})))
     main = _main_metric(suite.sort, dataset)
     models = _model_tests(results, ours, tests[main], main)
+    shown = [m for m in dataset.metrics if RunMetric.parse(m).view is None or any(r.values(m) for r in ours.values())]
     columns: list[tuple[str, Callable[[Row], str]]] = [("", lambda row: row.name)]
     if published:
         columns.append(("paper's network", lambda row: _network(row) if dataset.name in row.paper else ""))
-    for metric in dict.fromkeys([*dataset.metrics, *published]):
+    for metric in dict.fromkeys([*shown, *published]):
         if metric in published:
             columns.append((f"{metric} paper", _paper_cell(dataset, metric, _decimals(rows, dataset))))
         if metric in dataset.metrics:

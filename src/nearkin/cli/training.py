@@ -156,7 +156,7 @@ def evaluate(
     """Measure the model of a run on the test classes."""
     from nearkin.training.measure_run import measure_run
 
-    names = tuple(metrics.replace(" ", "").split(",")) if metrics else None
+    names = tuple(name.strip() for name in metrics.split(",")) if metrics else None
     reporter = progress_reporter(strict=strict, silent=True) if as_json else output_reporter(strict=strict)
     scores = measure_run(run, data=data, metrics=names, device=device, reporter=reporter)
     select = read_json(RunFolder(run).config)["plan"]["select"]

@@ -75,7 +75,7 @@ class MeasuredRun:
     @property
     def metrics(self) -> list[str]:
         """Names of all metrics, clustering included, without those of several models measured as one."""
-        asked = [name for name in self.result["scores"] if not RunMetric.parse(name).joint_dim]
+        asked = [name for name in self.result["scores"] if RunMetric.parse(name).plain]
         return list(dict.fromkeys([*asked, *self.values]))
 
     def score(self, metric: str) -> float:
@@ -120,7 +120,7 @@ def _measure(label: Label, folder: RunFolder, config: Json, result: Json, embedd
         protocol,
         x,
         images.labels.to(x.device),
-        metrics=[name for name in asked if not RunMetric.parse(name).joint_dim and parse_metric(name).per_query],
+        metrics=[name for name in asked if RunMetric.parse(name).plain and parse_metric(name).per_query],
         per_query=True,
         space=space,
     )

@@ -85,7 +85,7 @@ def score_rows(done: Repeats) -> tuple[list[str], list[list[str]]]:
     """Return header and cells of a table: the models alone, and joined."""
     config = read_json(done.runs[0].config)
     dim, folds = config["plan"]["dim"], len(config["parts"])
-    metrics = [name for name in done.scores if not RunMetric.parse(name).joint_dim]
+    metrics = [name for name in done.scores if RunMetric.parse(name).plain]
 
     def cell(name: str) -> str:
         found = done.scores[name]

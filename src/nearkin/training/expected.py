@@ -22,7 +22,7 @@ def expected_of(run: RunFolder) -> Json:
     first = (run.parts() or [run])[0]  # without the joint scores of several models: one is trained again
     return {
         "run": run.path.resolve().name,
-        "scores": {name: value for name, value in result["scores"].items() if not RunMetric.parse(name).joint_dim},
+        "scores": {name: value for name, value in result["scores"].items() if RunMetric.parse(name).plain},
         **{name: result[name] for name in ("queries", "left_out", "select", "kept_epoch")},
         "test_classes": result.get("test_classes"),
         "training_classes": read_json(first.config).get("resolved", {}).get("training_classes"),

@@ -12,6 +12,8 @@ from nearkin.data.datasets import load_dataset
 from nearkin.errors import NearkinError
 from nearkin.evaluation import Scores, evaluate_under, parse_metric, protocol_of
 from nearkin.files import read_json
+from nearkin.networks.backbones import check_size
+from nearkin.training.chosen_view import SquareView
 from nearkin.training.images import Embedded, embed_images, measure, open_images
 from nearkin.training.model import Model, load
 from nearkin.training.moved_data import find_data
@@ -37,10 +39,14 @@ def embed_test(
     device: str = "auto",
     reporter: Reporter | None = None,
     model: Model | None = None,
+    view: SquareView | None = None,
 ) -> Embedded:
-    """Embed the test images of a run's data set, or of `data`, with its model or another."""
+    """Embed the test images of a run's data set, or of `data`, with its model or `model`, in its view or `view`."""
     reporter = reporter or Reporter()
     model = model or load(run, device=device)
+    if view is not None:
+        check_size(model.embedder.trunk, view.size)
+        model.show(**view.settings)
     if data is None and model.plan.test == "none":
         raise NearkinError(
             f"{run} trained on all classes of its data, so there is nothing to measure it on: name other images with "
@@ -62,6 +68,7 @@ def measure_run(
     """Return the scores of a run's model, in percent.
 
     For a run of folds METRIC is the mean of the scores of its models, METRIC N-d the score of their joint embeddings.
+    METRIC at SIZE of SHORT is the score with test images shown as squares of SIZE pixels from a short side of SHORT.
     """
     folder = RunFolder(run)
     names = metrics or _metrics_of(folder)
@@ -75,7 +82,7 @@ def measure_run(
         tested.append(seen_classes(embedded.images.names, embedded.model.seen))
         return scores
 
-    values = _over_parts(folder, names, open_test, measured)
+    values = _over_views(folder, names, open_test, measured)
     most = max(tested, key=lambda each: each.seen)  # the models of folds have different training classes
     return RunScores(values, queries=counts[0].queries, left_out=counts[0].left_out, tested=most)
 
@@ -100,7 +107,7 @@ def query_values(
         )
 
     names = [name for name in metrics if parse_metric(RunMetric.parse(name).metric).per_query]
-    values = _over_parts(RunFolder(run), names, open_test, measured)
+    values = _over_views(RunFolder(run), names, open_test, measured)
     return classes[0], values
 
 
@@ -108,6 +115,20 @@ def _metrics_of(folder: RunFolder) -> tuple[str, ...]:
     plan, parts = read_json(folder.config)["plan"], folder.parts()
     names = tuple(plan["metrics"])
     return names + tuple(str(RunMetric(name, plan["dim"] * len(parts))) for name in names) if parts else names
+
+
+def _over_views(
+    folder: RunFolder,
+    names: Sequence[str],
+    open_test: Callable[..., Embedded],
+    measured: Callable[[Embedded, Sequence[str]], Mapping[str, Any]],
+) -> dict[str, Any]:
+    """Apply `measured` to the test embeddings of a run in each view that the names ask for."""
+    views = dict.fromkeys(RunMetric.parse(name).view for name in names)
+    by_view = {view: [name for name in names if RunMetric.parse(name).view == view] for view in views}
+    parts = [_over_parts(folder, asked, partial(open_test, view=view), measured) for view, asked in by_view.items()]
+    values = {name: value for part in parts for name, value in part.items()}
+    return {name: values[name] for name in names}
 
 
 def _over_parts(
@@ -119,15 +140,15 @@ def _over_parts(
     """Apply `measured` to the test embeddings of a run; with folds, average over them, and apply it to all joined."""
     parts = folder.parts()
     joint = {name: asked for name in names if parts and (asked := RunMetric.parse(name)).joint_dim}
-    alone = [name for name in names if name not in joint]
-    found = [measured(open_test(part.path), alone) for part in parts or [folder] if alone]
-    values = {name: sum(each[name] for each in found) / len(found) for name in alone}
+    alone = {name: RunMetric.parse(name).metric for name in names if name not in joint}
+    found = [measured(open_test(part.path), list(alone.values())) for part in parts or [folder] if alone]
+    values = {name: sum(each[metric] for each in found) / len(found) for name, metric in alone.items()}
     if joint:
         embedded = open_test(folder.path)
         dim = embedded.x.shape[1]
         if wrong := [name for name, asked in joint.items() if asked.joint_dim != dim]:
-            has = ", ".join(str(RunMetric(asked.metric, dim)) for asked in joint.values())
+            has = ", ".join(str(asked._replace(joint_dim=dim)) for asked in joint.values())
             raise NearkinError(f"{folder.path} has no {wrong[0]!r}: its models together have {has}.")
         together = measured(embedded, [asked.metric for asked in joint.values()])
         values |= {name: together[asked.metric] for name, asked in joint.items()}
-    return {name: values[name] for name in names}
+    return values
