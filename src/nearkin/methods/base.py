@@ -22,15 +22,17 @@ from torch import Tensor, nn
 
 from nearkin.errors import LoopWarning, NearkinError
 from nearkin.methods import samplers
+from nearkin.methods.batch_checks import check_batch, check_references
 from nearkin.methods.indices import with_pairs, with_triplets
+from nearkin.methods.plain_loop import PendingBatches
 from nearkin.methods.proxies import Proxies
 from nearkin.methods.reduction import Reduction, check_reduction, reduce
 from nearkin.methods.reduction import sample_weights as weights_of_samples
 from nearkin.methods.relation import References, Relation, batch_references, relate
 from nearkin.methods.state import PreciseModule
 from nearkin.methods.step import Step as Step
-from nearkin.methods.step import join, optimiser_steps
-from nearkin.space import Space, at_least_float32, full_precision, norm
+from nearkin.methods.step import join
+from nearkin.space import Space, full_precision
 from nearkin.spec import Call
 
 
@@ -57,7 +59,7 @@ class Method(PreciseModule):
         super().__init__()
         self.updates_state = type(self).after_step is not Method.after_step
         self._noted: Step | None = None  # the batch of the last loss, with what it left for after_step
-        self._pending: list[tuple[int, Step]] = []  # batches of `forward`, each with the optimiser steps before it
+        self._pending = PendingBatches()  # of `forward`
         self._lacks: str | None = None  # what a plain loop has to add; empty: nothing; None: nobody has asked
 
     @classmethod
@@ -117,7 +119,7 @@ class Method(PreciseModule):
 
     def after_step(self, step: Step) -> None:  # noqa: ARG002
         """Update the method's state after the optimiser's step. Overriding methods call this one, too."""
-        self._pending.clear()  # whoever calls this keeps the state up to date
+        self._pending.held.clear()  # whoever calls this keeps the state up to date
 
     # Steps as CUDA graphs, which repeat the work on the device without the verbs.
 
@@ -206,7 +208,8 @@ class Method(PreciseModule):
         self.catch_up()
         loss = loss_of(step)
         if self.training and loss.requires_grad and not self._lacks:
-            self._remember(loss, step)
+            kept = self._noted.notes if self._noted is not None else ()
+            self._pending.add_at_gradient(loss, step.detached(kept))
         return loss
 
     def _ask(self, step: Step) -> None:
@@ -216,33 +219,17 @@ class Method(PreciseModule):
             if self._lacks and asked is None:
                 warnings.warn(self._lacks, LoopWarning, stacklevel=6)
 
-    def _remember(self, loss: Tensor, step: Step) -> None:
-        """Put the batch among the pending ones when the gradient of the loss is taken."""
-        kept = step.detached(self._noted.notes if self._noted is not None else ())
-        seen = list[None]()
-
-        def put(_: Tensor) -> None:
-            if not seen:
-                seen.append(None)
-                self._pending.append((optimiser_steps(), kept))
-
-        loss.register_hook(put)  # type: ignore[no-untyped-call]
-
     @torch.no_grad()
     def catch_up(self) -> None:
         """Call `after_step` for the batches of `forward`, as one, if an optimiser has stepped since their gradient.
 
         The methods that read or save the state call this; call it before you read a memory or proxies directly.
         """
-        if not (self._pending and self.training):
-            return
-        taken = optimiser_steps()
-        ready = [step for before, step in self._pending if before != taken]
-        if ready:
-            waiting = [(before, step) for before, step in self._pending if before == taken]
+        if self.training and (ready := self._pending.ready()):
+            waiting = self._pending.waiting()
             with full_precision(ready[0].x):
                 self.after_step(self.join(ready))
-            self._pending = waiting
+            self._pending.held = waiting
 
     def train(self, mode: bool = True) -> Self:
         self.catch_up()
@@ -251,18 +238,13 @@ class Method(PreciseModule):
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         self.catch_up()
         super()._save_to_state_dict(destination, prefix, keep_vars)
-        for number, (_, step) in enumerate(self._pending):
-            destination |= {f"{prefix}pending.{number}.{name}": t for name, t in step.tensors().items()}
+        destination |= self._pending.tensors(prefix)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
-        found: dict[str, dict[str, Tensor]] = {}
-        for key in [key for key in state_dict if key.startswith(f"{prefix}pending.")]:
-            number, name = key.removeprefix(f"{prefix}pending.").split(".", 1)
-            found.setdefault(number, {})[name] = state_dict.pop(key)
-        super()._load_from_state_dict(state_dict, prefix, *rest)
         device = next((t.device for t in [*self.parameters(), *self.buffers()]), None)
-        steps = [Step.from_tensors({k: t.to(device) for k, t in found[n].items()}) for n in sorted(found, key=int)]
-        self._noted, self._pending = None, [(optimiser_steps(), step) for step in steps]
+        self._noted = None
+        self._pending.take_from(state_dict, prefix, device)
+        super()._load_from_state_dict(state_dict, prefix, *rest)
 
 
 class Loss(Method):
@@ -394,46 +376,3 @@ class Strategy(Method):
 
     def after_replay(self) -> None:
         self.inner.after_replay()
-
-
-def check_batch(
-    x: Tensor, y: Tensor, classes: int | None = None, dim: int | None = None, space: Space = Space.COSINE
-) -> None:
-    """Check shapes and types of a batch, and the values of labels and norms if that needs no device sync."""
-    if not (isinstance(x, Tensor) and isinstance(y, Tensor)):
-        raise NearkinError(f"A method takes tensors; got {type(x).__name__} and {type(y).__name__}.")
-    if x.ndim != 2 or y.ndim != 1 or len(x) != len(y) or not len(y):
-        raise NearkinError(f"A method takes embeddings [B, D] and labels [B]; got {list(x.shape)} and {list(y.shape)}.")
-    if dim is not None and x.shape[1] != dim:
-        raise NearkinError(
-            f"This method takes embeddings of {dim} dimensions, not {x.shape[1]}: build it with dim={x.shape[1]}."
-        )
-    if x.device != y.device:
-        raise NearkinError(f"Embeddings are on {x.device} and labels on {y.device}: move them to one device.")
-    if y.is_floating_point() or y.dtype == torch.bool:
-        raise NearkinError(f"Labels are integers; got {y.dtype}: call labels.long().")
-    if torch.compiler.is_compiling():  # the values would break the graph
-        return
-    if y.device.type == "cpu" and not 0 <= int(y.min()) <= int(y.max()) < (classes or float("inf")):
-        limit = "" if classes is None else f" to {classes - 1} here"
-        raise NearkinError(f"Labels run from 0{limit}; got {int(y.min())} to {int(y.max())}.")
-    if x.device.type == "cpu" and space.norm_floor is None:
-        longest, most = float(norm(at_least_float32(x.detach())).max()), space.norm_limit(x.dtype, factors=4)
-        if not longest < most:  # nor is NaN
-            raise NearkinError(
-                f"In space {space.value} embedding norms must be below {most:.0e}; got {longest:.0e}: "
-                "lower the learning rate, or use space=cosine."
-            )
-
-
-def check_references(references: References | tuple[Tensor, Tensor], x: Tensor) -> References:
-    """References from a pair of vectors and labels, after a check of their shapes and types."""
-    refs = references if isinstance(references, References) else References(*references)
-    if refs.vectors.ndim != 2 or refs.labels.shape != refs.vectors.shape[:1] or refs.vectors.shape[1] != x.shape[1]:
-        raise NearkinError(
-            f"references are vectors [R, {x.shape[1]}] and labels [R]; got {list(refs.vectors.shape)} and "
-            f"{list(refs.labels.shape)}."
-        )
-    if refs.labels.is_floating_point() or refs.labels.dtype == torch.bool:
-        raise NearkinError(f"The labels of references are integers; got {refs.labels.dtype}.")
-    return refs
