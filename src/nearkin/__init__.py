@@ -8,6 +8,7 @@ run = nk.train(data="glyphs", method="proxy_anchor")
 model = nk.load(run.path)
 """
 
+from nearkin import ranks
 from nearkin.data import DATASETS, load_dataset
 from nearkin.errors import NearkinError
 from nearkin.evaluation import evaluate
@@ -36,6 +37,7 @@ __all__ = [
     "load_dataset",
     "losses",
     "method",
+    "ranks",
     "strategies",
     "train",
 ]

@@ -1,0 +1,239 @@
+"""Ranks: the processes that `torchrun` starts, one per GPU. The only module that imports torch.distributed.
+
+Every rank computes the same loss on the whole batch: it embeds its own rows (`share`) and gathers the others. With one
+process, or without a process group, all functions return what they are given.
+
+The gradients of a loop in which every rank takes the same loss backwards, and averages the gradients of what all ranks
+hold, are those of one process. `gather` returns the sum over ranks to the rows of each; `total` and `spread` belong
+together where each rank holds a part of the references: a value that all know goes in through `spread`, sums over all
+references come out through `total`.
+"""
+
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from nearkin.errors import NearkinError, first_line
+
+T = TypeVar("T")
+
+PATIENCE = timedelta(hours=2)
+"""How long a rank waits for another one, which may be measuring a large test set or writing files."""
+
+
+class LostRankError(NearkinError):
+    """Another rank has stopped, so that this one cannot go on."""
+
+
+def size() -> int:
+    """The number of ranks, 1 without a process group."""
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+
+
+def rank() -> int:
+    """The number of this rank, from 0."""
+    return dist.get_rank() if size() > 1 else 0
+
+
+def is_first() -> bool:
+    """Whether this is rank 0, which alone writes files and prints."""
+    return rank() == 0
+
+
+def local_device(kind: str) -> torch.device:
+    """The device of this rank: for "cuda" the GPU that torchrun gives it."""
+    number = os.environ.get("LOCAL_RANK")
+    return torch.device(f"cuda:{number}" if kind == "cuda" and number is not None else kind)
+
+
+@contextmanager
+def join() -> Iterator[None]:
+    """Join the other processes that torchrun started; without any, or in a process group already, do nothing."""
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1 or not dist.is_available() or dist.is_initialized():
+        yield
+        return
+    backend = "gloo"
+    if torch.cuda.is_available() and dist.is_nccl_available():
+        torch.cuda.set_device(local_device("cuda"))
+        backend = "cpu:gloo,cuda:nccl"
+    main = threading.current_thread() is threading.main_thread()
+    earlier = signal.signal(signal.SIGTERM, _stopped) if main else None
+    try:
+        _call(dist.init_process_group, backend, timeout=PATIENCE)
+        yield
+    finally:
+        if main:
+            signal.signal(signal.SIGTERM, earlier)
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def _stopped(*_: object) -> None:
+    """Stop at the signal that torchrun sends to the other ranks when one has stopped."""
+    raise _lost("torchrun ended it")
+
+
+def _lost(reason: str) -> LostRankError:
+    return LostRankError(
+        f"Rank {rank()} stopped, because another rank did ({reason}): resume from the last checkpoint."
+    )
+
+
+def _call(function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+    """Call a function that waits for the other ranks."""
+    try:
+        return function(*arguments, **options)
+    except RuntimeError as error:
+        raise _lost(first_line(error)) from error
+
+
+# Rows of a batch, or columns between classes, that a rank holds.
+
+
+def shares(count: int, parts: int | None = None) -> list[int]:
+    """How many of `count` things each rank holds; they differ by at most 1."""
+    parts = size() if parts is None else parts
+    ends = [count * (number + 1) // parts for number in range(parts)]
+    return [end - start for start, end in zip([0, *ends], ends, strict=False)]
+
+
+def share(count: int) -> slice:
+    """Which of `count` things this rank holds."""
+    before = shares(count)[: rank() + 1]
+    return slice(sum(before[:-1]), sum(before))
+
+
+# Collective operations: every rank has to call them, in the same order, with tensors of the same type.
+
+
+def gather(x: Tensor, count: int | None = None) -> Tensor:
+    """The rows of all ranks, in their order; the gradient returns to the rank that has the row.
+
+    In a loop of your own, `loss = method(nk.ranks.gather(x), nk.ranks.gather(y))` under DistributedDataParallel is the
+    loss of the whole batch. Ranks may have different numbers of rows. `count` rows cut by `share` save asking for them.
+    """
+    if size() == 1:
+        return x
+    if count is None:
+        own = torch.tensor([len(x)], device=x.device)
+        rows = [int(n) for n in torch.cat(_all(own, [1] * size()))]
+    else:
+        rows = shares(count)
+    if not (x.requires_grad and torch.is_grad_enabled()):
+        return torch.cat(_all(x, rows))
+    gathered: Tensor = _Gather.apply(x, rows)  # type: ignore[no-untyped-call]
+    return gathered
+
+
+def _all(x: Tensor, rows: list[int]) -> list[Tensor]:
+    """The tensors of all ranks, which have these numbers of rows."""
+    most = max(rows)
+    padded = torch.cat([x, x.new_zeros(most - len(x), *x.shape[1:])]) if len(x) < most else x.contiguous()
+    parts = [torch.empty_like(padded, memory_format=torch.contiguous_format) for _ in rows]
+    _call(dist.all_gather, parts, padded.contiguous())
+    return [part[:n] for part, n in zip(parts, rows, strict=True)]
+
+
+class _Gather(torch.autograd.Function):
+    @staticmethod
+    def forward(x: Tensor, rows: list[int]) -> Tensor:
+        return torch.cat(_all(x, rows))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, list[int]], output: Tensor) -> None:  # noqa: ARG004
+        ctx.rows = inputs[1]
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        start = sum(ctx.rows[: rank()])
+        return total(gradient)[start : start + ctx.rows[rank()]], None
+
+
+class _Total(torch.autograd.Function):
+    @staticmethod
+    def forward(t: Tensor) -> Tensor:
+        return _reduced(t, dist.ReduceOp.SUM)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # noqa: ARG004
+        return spread(gradient)
+
+
+class _Spread(torch.autograd.Function):
+    @staticmethod
+    def forward(t: Tensor) -> Tensor:
+        return t.view_as(t)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # noqa: ARG004
+        return total(gradient)
+
+
+def total(t: Tensor) -> Tensor:
+    """The sum over ranks, which all of them know; the gradient returns to each unchanged."""
+    if size() == 1:
+        return t
+    out: Tensor = _Total.apply(t)  # type: ignore[no-untyped-call]
+    return out
+
+
+def spread(t: Tensor) -> Tensor:
+    """A tensor that all ranks know, for use in parts; its gradient is the sum over ranks."""
+    if size() == 1:
+        return t
+    out: Tensor = _Spread.apply(t)  # type: ignore[no-untyped-call]
+    return out
+
+
+def maximum(t: Tensor) -> Tensor:
+    """The elementwise maximum over ranks, without a gradient."""
+    return t if size() == 1 else _reduced(t.detach(), dist.ReduceOp.MAX)
+
+
+def _reduced(t: Tensor, how: dist.ReduceOp.RedOpType) -> Tensor:
+    out = t.detach().clone(memory_format=torch.contiguous_format)
+    _call(dist.all_reduce, out, how)
+    return out
+
+
+def broadcast(value: T) -> T:
+    """The value that rank 0 has: any small object that can be pickled."""
+    if size() == 1:
+        return value
+    values = [value]
+    _call(dist.broadcast_object_list, values, src=0, device=torch.device("cpu") if _has_gloo() else None)
+    return values[0]
+
+
+def broadcast_tensors(tensors: list[Tensor]) -> None:
+    """Replace the contents of the tensors by those of rank 0."""
+    for tensor in tensors if size() > 1 else ():
+        held = tensor.detach().contiguous()
+        _call(dist.broadcast, held, 0)
+        tensor.detach().copy_(held)
+
+
+def _has_gloo() -> bool:
+    return "gloo" in str(dist.get_backend_config())
+
+
+def barrier() -> None:
+    """Wait until all ranks have come here."""
+    if size() > 1:
+        _call(dist.barrier)

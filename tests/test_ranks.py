@@ -1,0 +1,103 @@
+"""Collective operations, their gradients, and what they are on one process."""
+
+import os
+
+import pytest
+import torch
+from contract.processes import on_ranks
+
+from nearkin import ranks
+
+ROWS = 5  # not a multiple of the ranks
+
+
+def data():
+    rng = torch.Generator().manual_seed(0)
+    return torch.randn(ROWS, 3, generator=rng, dtype=torch.float64), torch.randn(3, 2, generator=rng).double()
+
+
+def value_of(z):
+    return (z @ z.T).square().sum().sqrt()
+
+
+def gathered_gradient(known):
+    x, w = data()
+    w.requires_grad_()
+    z = ranks.gather(x[ranks.share(ROWS)] @ w, ROWS if known else None)
+    loss = value_of(z)
+    (g,) = torch.autograd.grad(loss, w)
+    y = ranks.gather(torch.arange(ROWS)[ranks.share(ROWS)])
+    return loss.detach(), ranks.total(g) / ranks.size(), y
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_gathered_rows_have_the_value_and_the_gradient_of_one_process(count):
+    x, w = data()
+    w.requires_grad_()
+    loss = value_of(x @ w)
+    (g,) = torch.autograd.grad(loss, w)
+    for known in (True, False):
+        for theirs, gradient, y in on_ranks(count, gathered_gradient, known):
+            assert torch.equal(y, torch.arange(ROWS))
+            torch.testing.assert_close(theirs, loss.detach(), rtol=1e-12, atol=0)
+            torch.testing.assert_close(gradient, g, rtol=1e-12, atol=0)
+
+
+def cut_softmax():
+    """The value, gradient and second derivative of a log-sum-exp whose columns are cut over ranks."""
+    x, w = data()
+    x.requires_grad_()
+    columns = w.T.repeat(2, 1)[ranks.share(4)]
+    s = ranks.spread(x) @ columns.T
+    top = ranks.maximum(s.amax(1))
+    value = (ranks.total((s - top[:, None]).exp().sum(1)).log() + top).sum()
+    (g,) = torch.autograd.grad(value, x, create_graph=True)
+    (h,) = torch.autograd.grad(g.square().sum(), x)
+    return value.detach(), g.detach(), h
+
+
+def test_sums_over_cut_columns_have_first_and_second_derivatives():
+    one = cut_softmax()
+    for answer in on_ranks(3, cut_softmax):
+        for mine, theirs in zip(one, answer, strict=True):
+            torch.testing.assert_close(theirs, mine, rtol=1e-12, atol=1e-12)
+
+
+def news():
+    t = torch.full((2,), float(ranks.rank()))
+    ranks.broadcast_tensors([t])
+    return ranks.rank(), ranks.size(), ranks.is_first(), ranks.broadcast({"rank": ranks.rank()}), t.tolist()
+
+
+def test_rank_0_tells_the_others():
+    assert on_ranks(2, news) == [(0, 2, True, {"rank": 0}, [0, 0]), (1, 2, False, {"rank": 0}, [0, 0])]
+
+
+def test_one_process_computes_nothing():
+    t = torch.ones(2, requires_grad=True)
+    for function in (ranks.gather, ranks.total, ranks.spread, ranks.maximum, ranks.broadcast):
+        assert function(t) is t
+    assert ranks.shares(7) == [7]
+    assert ranks.share(7) == slice(0, 7)
+    assert ranks.is_first()
+    with ranks.join():
+        ranks.barrier()
+
+
+@pytest.mark.parametrize(("count", "parts"), [(0, 2), (5, 2), (7, 4), (3, 5)])
+def test_shares_are_even_and_complete(count, parts):
+    found = ranks.shares(count, parts)
+    assert sum(found) == count
+    assert len(found) == parts
+    assert max(found) - min(found) <= 1
+
+
+def end_alone():
+    if ranks.rank() == 1:
+        os._exit(0)
+    ranks.barrier()
+
+
+def test_a_rank_that_has_lost_another_says_so():
+    with pytest.raises(AssertionError, match="Rank 0 stopped, because another rank did"):
+        on_ranks(2, end_alone)
