@@ -39,7 +39,7 @@ def dot(a, b):
 def point(v, space):
     """The vector as a point of the space."""
     norm = math.sqrt(dot(v, v))
-    if space in ("inner", "euclidean") or norm == 0 or (space == "ball" and norm <= 1):
+    if space in ("inner", "euclidean") or norm == 0 or (space in ("ball", "ball_inner") and norm <= 1):
         return [float(a) for a in v]
     return [a / norm for a in v]
 
@@ -91,14 +91,15 @@ def angular(x, y, refs, ref_labels, self_row, *, angle, n_pair, positives, space
     return mean(terms) + n_pair * mean(n_pair_terms(p))
 
 
-def softmax_of_nearest(p, scale, own):
-    """−log softmax over classes of scale · max_k s, the sample's own class by way of `own`."""
+def softmax_of_nearest(p, scale, own, smoothing=0.0):
+    """Cross-entropy over classes of scale · max_k s, the sample's own class by way of `own`."""
     classes, terms = classes_of(p), []
     for i in range(p.B):
         S = {c: max(p.s[i][j] for j in mine) for c, mine in classes.items()}
         z = {c: scale * mean(p.w[i][j] for j in classes[c]) * (own(S[c]) if c == p.y[i] else S[c]) for c in classes}
         if p.y[i] in classes:
-            terms.append(log_sum(z.values()) - z[p.y[i]])
+            target = {c: smoothing / len(z) + (1 - smoothing) * (c == p.y[i]) for c in z}
+            terms.append(math.fsum(target[c] * (log_sum(z.values()) - z[c]) for c in z))
     return mean(terms)
 
 
@@ -120,9 +121,11 @@ def cosface(x, y, refs, ref_labels, self_row, *, scale, margin, per_class, space
     return softmax_of_nearest(p, scale, lambda S: S - margin)
 
 
-def norm_softmax(x, y, refs, ref_labels, self_row, *, temperature, per_class, space="cosine", weights=None):
+def norm_softmax(
+    x, y, refs, ref_labels, self_row, *, temperature, smoothing, per_class, space="cosine", weights=None
+):  # fmt: skip
     p = Pairs(x, y, refs, ref_labels, self_row, space, weights)
-    return softmax_of_nearest(p, 1 / temperature, lambda S: S)
+    return softmax_of_nearest(p, 1 / temperature, lambda S: S, smoothing)
 
 
 def circle(
@@ -527,7 +530,7 @@ SETTINGS = {
     ),
     "n_pair": ({"norm": 0.2},),
     "nca": ({"scale": 5.0},),
-    "norm_softmax": ({"temperature": 0.3, "per_class": 3},),
+    "norm_softmax": ({"temperature": 0.3, "per_class": 3}, {"smoothing": 0.2}),
     "nt_xent": ({"temperature": 0.5},),
     "proxy_anchor": ({"alpha": 4.0, "delta": 0.3, "per_class": 3}, {"positives": "all"}),
     "proxy_gml": (
@@ -604,7 +607,7 @@ PUBLISHED = {
     "multi_similarity": {"alpha": 2, "beta": 50, "base": 0.5, "epsilon": 0.1, "mining": True},
     "n_pair": {"norm": 0.002},
     "nca": {"scale": 1},
-    "norm_softmax": {"temperature": 0.05, "per_class": 1},
+    "norm_softmax": {"temperature": 0.05, "smoothing": 0, "per_class": 1},
     "nt_xent": {"temperature": 0.1},
     "proxy_anchor": {"alpha": 32, "delta": 0.1, "positives": "batch", "per_class": 1, "speed": 100},
     "proxy_gml": {"ratio": 0.05, "scale": 1, "weight": 0.3, "per_class": 12},

@@ -28,6 +28,8 @@ def test_schedules():
     assert lr_factor(cosine, 5) == pytest.approx(0.5)
     assert lr_factor(cosine, 9) == pytest.approx(0.5 * (1 + math.cos(math.pi * 0.9)))
     assert lr_factor(Plan(schedule="constant"), 50) == 1
+    ramp = Plan(schedule="step", ramp=3, decay_every=4)
+    assert [lr_factor(ramp, e) for e in (0, 1, 2, 3, 4)] == [0.25, 0.5, 0.75, 1, 0.5]
 
 
 def test_a_plateau_lowers_the_rate_after_checks_without_progress():

@@ -40,6 +40,7 @@ class State(NamedTuple):
     losses: Tensor  # of this epoch
     rng: Generator  # of the method
     crops: Generator  # of the training crops; the same object for runs of older versions
+    mean: Mapping[str, Tensor]  # the running mean of the weights; empty if there is none
 
 
 CROPS = "rng.crops"
@@ -50,6 +51,7 @@ def save(path: Path, state: State, about: Json) -> None:
     moments = state.optimiser.state_dict()["state"]
     tensors = _state_of(state.model, state.method)
     tensors |= {f"optimiser.{i}.{k}": v for i, values in moments.items() for k, v in values.items() if v is not None}
+    tensors |= {f"mean.{name}": t for name, t in state.mean.items()}
     tensors |= {"losses": state.losses, "rng.own": state.rng.get_state(), "rng.cpu": torch.get_rng_state()}
     if state.crops is not state.rng:
         tensors[CROPS] = state.crops.get_state()
@@ -71,6 +73,8 @@ def restore(state: State, tensors: dict[str, Tensor]) -> None:
         for name, value in values.items():
             if value.shape == parameter.shape:
                 values[name] = torch.empty_like(parameter).copy_(value)
+    for name, value in _below("mean.", tensors).items():
+        state.mean[name].copy_(value)
     state.losses.copy_(tensors["losses"])
     state.rng.set_state(tensors["rng.own"])
     if CROPS in tensors:

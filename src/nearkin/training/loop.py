@@ -1,5 +1,6 @@
 """The training loop. A method takes part through its six verbs; nothing here knows which method it is."""
 
+import contextlib
 import dataclasses
 import json
 import math
@@ -34,6 +35,7 @@ from nearkin.training.seen_classes import seen_classes
 from nearkin.training.step_graph import OneStep, Record, StepGraph, cuda_graphs
 from nearkin.training.test_view import FEWEST, choose_view
 from nearkin.training.tracking import Tracker
+from nearkin.training.weight_average import WeightAverage
 
 Network = Callable[[Tensor], Tensor]
 
@@ -77,6 +79,7 @@ class Training:
             rates_on_device(self.optimiser, self.device)
             self.run_step = self.graph(cuda_graphs([self.rng, self.crops]))
         self.losses = torch.zeros(self.per_epoch, device=self.device)  # of this epoch; read at its end
+        self.average = WeightAverage(self.model.embedder, self.plan.average) if self.plan.average else None
         self.step = 0
         self.scores: list[float] = []  # of the checks
         self.seconds = 0.0
@@ -113,6 +116,8 @@ class Training:
                     batch = next(batches)
                 self.losses[self.step % self.per_epoch] = self.run_step(*batch)
                 self.step += 1
+                if self.average is not None and self.averaged > 0:
+                    self.average.add(self.averaged)
                 self._show_status(status)
                 if self.step % self.per_epoch == 0:
                     self._end_epoch()
@@ -181,6 +186,15 @@ class Training:
 
     # Between steps.
 
+    @property
+    def averaged(self) -> int:
+        """The number of steps that are in the mean of the weights."""
+        return self.step - self.plan.average_from * self.per_epoch
+
+    def _kept_weights(self) -> contextlib.AbstractContextManager[None]:
+        """Let the network have the weights that are measured and kept: their mean if the plan asks for it."""
+        return contextlib.nullcontext() if self.average is None or self.averaged <= 0 else self.average.shown()
+
     def _before_first_step(self) -> None:
         self.run.keep_events(0)
         self._log_test(0, "before training")
@@ -230,13 +244,14 @@ class Training:
         selector = self.test if self.plan.select == "test" else self.validation
         if selector is not None:
             by = self.plan.select_by
-            score = self._measure(selector, (by,), "checking")[by]
-            self.scores.append(score)
+            with self._kept_weights():
+                score = self._measure(selector, (by,), "checking")[by]
+                self.scores.append(score)
+                if self.plan.select != "last" and checks_without_progress(self.scores) == 0:
+                    self._keep()
+                    self.kept = True
             self._log("check", score=score, on="test" if selector is self.test else "held-out classes")
             self.reporter.epoch(f"step {self.step}  {by} {score:.2f}")
-            if self.plan.select != "last" and checks_without_progress(self.scores) == 0:
-                self._keep()
-                self.kept = True
         self.method.at_check(self.model.embedder, self._embed, self.labels, score)
         self.paused += time.monotonic() - began
 
@@ -276,7 +291,7 @@ class Training:
 
     def _log_test(self, epoch: int, what: str) -> None:
         if self.test is not None:
-            with self.profile.part("evaluation"):
+            with self.profile.part("evaluation"), self._kept_weights():
                 embedded = self._embed_all(self.test, what)
                 self._log("test", epoch=epoch, scores=measure(embedded, self.plan.metrics))
             if not epoch:
@@ -304,7 +319,10 @@ class Training:
             write_snapshot(self.run, epoch, self.model.embedder, self.method, self.model.names)
 
     def _state(self) -> checkpoint.State:
-        return checkpoint.State(self.model.embedder, self.method, self.optimiser, self.losses, self.rng, self.crops)
+        mean = self.average.mean if self.average is not None else {}
+        return checkpoint.State(
+            self.model.embedder, self.method, self.optimiser, self.losses, self.rng, self.crops, mean
+        )
 
     def _save(self) -> None:
         """Write the checkpoint from which training resumes bit for bit."""
@@ -383,7 +401,8 @@ class Training:
 
     def _finish(self) -> Embedded | None:
         if self.plan.select == "last" or not self.scores:
-            self._keep()
+            with self._kept_weights():
+                self._keep()
         tensors, about = read_tensors(self.run.model)
         self.model.embedder.load_state_dict(tensors)
         before: Json = next((e["scores"] for e in self.run.events() if e["event"] == "test"), {})

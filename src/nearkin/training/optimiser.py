@@ -14,6 +14,10 @@ from nearkin.training.plan import Plan
 
 def lr_factor(plan: Plan, epoch: int, scores: Sequence[float] = ()) -> float:
     """Return the factor of the learning rates in an epoch (0, 1, …), given the scores of the checks so far."""
+    return min(1.0, (epoch + 1) / (plan.ramp + 1)) * _scheduled(plan, epoch, scores)
+
+
+def _scheduled(plan: Plan, epoch: int, scores: Sequence[float]) -> float:
     if plan.schedule == "step":
         steps = sum(at <= epoch for at in plan.decay_epochs) if plan.decay_at else epoch // plan.decay_every
         return plan.decay**steps

@@ -115,6 +115,13 @@ class Plan:
     decay_at: str = setting(
         "", "Epochs after which the learning rate steps instead, such as 30,60; an epoch may stand there twice."
     )
+    ramp: int = setting(0, "Epochs over which all learning rates rise linearly to their full values (0: off).")
+    average: float = setting(
+        0.0,
+        "Keep a running mean of the network's weights, which is measured and kept: the part that a step leaves of it, "
+        "such as 0.99; 1 is the plain mean (0: off).",
+    )
+    average_from: int = setting(0, "Epoch after which the running mean of the weights begins.")
     clip_value: float = setting(10.0, "Clip gradient entries at this value (0: off).")
     clip_norm: float = setting(0.0, "Clip the norm of the gradient at this value (0: off).")
     precision: Literal["auto", "float32", "bf16"] = setting("auto", "Arithmetic of the network (auto: bf16 on a GPU).")
@@ -179,12 +186,12 @@ RANGES: dict[str, tuple[float, float]] = {
     "stop_after": (0, 2**31),
     "dim": (0, 100_000),
     **dict.fromkeys(("size", "test_size", "warmup", "patience", "check_every", "evaluate_every", "seed"), (0, 2**31)),
-    **dict.fromkeys(("folds", "fold"), (0, 2**31)),
+    **dict.fromkeys(("folds", "fold", "ramp", "average_from"), (0, 2**31)),
     "images_per_class": (-1, math.inf),
     **dict.fromkeys(("head_lr", "weight_decay", "clip_value", "clip_norm"), (0, 1e30)),
     "lr": (TINY, 1e30),
     "decay": (TINY, 1),
-    "momentum": (0, 1),
+    **dict.fromkeys(("momentum", "average"), (0, 1)),
     "stored": (0, 100),
     "test_crop": (0, 1),
     "drop_path": (0, 1 - 1e-9),
@@ -213,6 +220,8 @@ def make_plan(settings: Mapping[str, Any], defaults: Mapping[str, Any]) -> Plan:
     _check_folds(plan)
     if plan.test_view == "auto" and (plan.test_size or plan.test_crop):
         raise NearkinError("test_view=auto chooses test_size and test_crop: leave out these, or test_view.")
+    if plan.average and plan.average_from >= max(plan.epochs, 1):
+        raise NearkinError(f"average_from must be below epochs={plan.epochs}, not {plan.average_from}.")
     _check_epoch_lists(plan)
     names: str | Sequence[str] = plan.metrics
     metrics = tuple(names.replace(" ", "").split(",") if isinstance(names, str) else names)

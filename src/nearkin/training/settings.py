@@ -56,6 +56,9 @@ class Settings(TypedDict, total=False):
     decay: float
     decay_every: int
     decay_at: str
+    ramp: int
+    average: float
+    average_from: int
     clip_value: float
     clip_norm: float
     precision: Literal["auto", "float32", "bf16"]

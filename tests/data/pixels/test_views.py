@@ -282,6 +282,9 @@ WRONG: list[tuple[Callable[[], object], str]] = [
     (lambda: augment("crop(flip=1)", size=28, short_side=32, normalise=RAW), "flip must be True or False"),
     (lambda: augment("affine(rotate=-1)", size=28, short_side=32, normalise=RAW), "rotate ≥ 0"),
     (lambda: augment("affine(scale=1)", size=28, short_side=32, normalise=RAW), "0 ≤ scale < 1"),
+    (lambda: augment("jitter(contrast=2)", size=28, short_side=32, normalise=RAW), "from 0 to 1"),
+    (lambda: augment("erase(scale=(0, 1))", size=28, short_side=32, normalise=RAW), "erase needs"),
+    (lambda: augment("erase(none, none)", size=28, short_side=32, normalise=RAW), "one augmentation and options"),
     (lambda: augment("crop(none)", size=28, short_side=32, normalise=RAW), "only options such as"),
     (lambda: augment("crop", size=33, short_side=32, normalise=RAW), "do not fit into images stored at 32"),
     (lambda: centre(33, RAW, short_side=32), "do not fit into images stored at 32"),
@@ -297,5 +300,5 @@ def test_errors_are_sentences(call: Callable[[], object], sentence: str) -> None
 
 
 def test_table_and_short_side() -> None:
-    assert set(AUGMENTS) == {"resized_crop", "crop", "affine", "none"}
+    assert set(AUGMENTS) == {"resized_crop", "crop", "affine", "none", "jitter", "erase"}
     assert [short_side_for(size) for size in (224, 227, 256, 448)] == [256, 259, 293, 512]

@@ -11,15 +11,16 @@ reads only the crop and takes a third of the time.
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, cast
 
 import torch
 from torch import Generator, Tensor
 from torch.nn import functional as F
 
+from nearkin.data.pixels.colour_and_erase import Augmentation, Erase, Jitter
 from nearkin.data.pixels.tiles import Pixels, Sides
 from nearkin.errors import NearkinError
-from nearkin.spec import check_options, look_up, parse
+from nearkin.spec import Call, check_options, look_up, parse
 
 TRIES = 10  # draws of a random resized crop before falling back to the largest central one
 
@@ -43,15 +44,6 @@ class Boxes(NamedTuple):
     skip: Tensor | int = 0  # outputs before the first one that is wanted
 
 
-class Augmentation(Protocol):
-    """An augmentation: pixels [B, C, size, size] in 0 … 255 from a batch and `draws` uniform numbers per image."""
-
-    draws: int
-
-    def apply(self, pixels: Pixels, draws: Tensor) -> Tensor:
-        """Augment a batch; each image depends only on itself and its row of draws."""
-
-
 def short_side_for(size: int, *, share: float = 0.0) -> int:
     """Return the short side of an image of which a square of `size` shows this share (0: 224/256)."""
     return round(size / share) if share else round(size * 256 / 224)
@@ -60,15 +52,12 @@ def short_side_for(size: int, *, share: float = 0.0) -> int:
 def augment(text: str, *, size: int, short_side: int, normalise: Normalise, compiled: bool = False) -> Augment:
     """Build the augmentation of a spec such as `resized_crop(scale=(0.16, 1))`, for images seen at `short_side`.
 
-    `compiled` fuses it with torch.compile: fewer, larger kernels on a GPU after some seconds of compilation.
+    One that changes what another shows has that one inside: `erase(jitter(resized_crop))`; `jitter` alone changes
+    `resized_crop`. `compiled` fuses it with torch.compile: fewer, larger kernels on a GPU after some seconds of
+    compilation.
     """
-    call = parse(text)
-    entry = look_up(call.name, AUGMENTS, what="augmentation")
-    if call.args:
-        raise NearkinError(f"{call.name} takes only options such as key=value: {text!r}.")
-    options = check_options(call, entry, reserved=("size", "short_side"))
     _check_size(size, short_side)
-    kind: Augmentation = entry(size=size, short_side=short_side, **options)
+    kind = _build(parse(text), size, short_side)
     finish = _Finish(normalise)
 
     def apply(pixels: Pixels, draws: Tensor, scaling: tuple[Tensor, Tensor]) -> Tensor:
@@ -193,7 +182,29 @@ class CentralSquare:
         return central(pixels, self.size, self.short_side)
 
 
-AUGMENTS: dict[str, type] = {"resized_crop": ResizedCrop, "crop": Crop, "affine": Affine, "none": CentralSquare}
+CHANGES: dict[str, type] = {"jitter": Jitter, "erase": Erase}
+"""Augmentations that change what another one shows."""
+
+AUGMENTS: dict[str, type] = {
+    "resized_crop": ResizedCrop,
+    "crop": Crop,
+    "affine": Affine,
+    "none": CentralSquare,
+    **CHANGES,
+}
+
+
+def _build(call: Call, size: int, short_side: int) -> Augmentation:
+    entry = look_up(call.name, AUGMENTS, what="augmentation")
+    options = check_options(call, entry, reserved=("size", "short_side"))
+    changes = call.name in CHANGES
+    if len(call.args) > changes:
+        inside = "one augmentation and" if changes else "only"
+        raise NearkinError(f"{call.name} takes {inside} options such as key=value: {call}.")
+    if not changes:
+        return cast("Augmentation", entry(size=size, short_side=short_side, **options))
+    inner = _build(call.args[0] if call.args else Call("resized_crop"), size, short_side)
+    return cast("Augmentation", entry(inner, **options))
 
 
 def central(pixels: Pixels, size: int, short_side: int | None = None) -> Tensor:
