@@ -80,8 +80,35 @@ def test_one_process_computes_nothing():
     assert ranks.shares(7) == [7]
     assert ranks.share(7) == slice(0, 7)
     assert ranks.is_first()
-    with ranks.join():
-        ranks.barrier()
+    ranks.join()
+    ranks.barrier()
+    ranks.average([t])
+    before = torch.get_rng_state()
+    with ranks.own_draws(t.device, 1):
+        assert torch.equal(torch.get_rng_state(), before)
+    ranks.leave()
+    assert ranks.anywhere(True, False) == [True, False]
+
+
+def shared_work():
+    """Means of tensors in several buckets, flags, and random draws within and after an own stream."""
+    ranks.BUCKET = 4
+    tensors = [
+        torch.full((n,), float(ranks.rank() + n), dtype=d) for n in (3, 2, 6) for d in (torch.float, torch.double)
+    ]
+    ranks.average(tensors)
+    torch.manual_seed(5)
+    with ranks.own_draws(torch.device("cpu"), 7):
+        own = torch.rand(ranks.rank() + 1)
+    return [t.tolist() for t in tensors], ranks.anywhere(ranks.rank() == 1, False), float(own[0]), float(torch.rand(1))
+
+
+def test_means_flags_and_draws_of_two_ranks():
+    (means, flags, own, later), other = on_ranks(2, shared_work)
+    assert means == [[n + 0.5] * n for n in (3, 2, 6) for _ in range(2)]
+    assert (means, flags, later) == (other[0], other[1], other[3])
+    assert flags == [True, False]
+    assert own != other[2]
 
 
 @pytest.mark.parametrize(("count", "parts"), [(0, 2), (5, 2), (7, 4), (3, 5)])

@@ -9,12 +9,14 @@ together where each rank holds a part of the references: a value that all know g
 references come out through `total`.
 """
 
+import hashlib
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from functools import cache
 from typing import Any, TypeVar
 
 import torch
@@ -54,26 +56,29 @@ def local_device(kind: str) -> torch.device:
     return torch.device(f"cuda:{number}" if kind == "cuda" and number is not None else kind)
 
 
-@contextmanager
-def join() -> Iterator[None]:
+TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+"""The variables that torchrun sets."""
+
+
+def join() -> None:
     """Join the other processes that torchrun started; without any, or in a process group already, do nothing."""
-    if int(os.environ.get("WORLD_SIZE", "1")) == 1 or not dist.is_available() or dist.is_initialized():
-        yield
+    started = all(name in os.environ for name in TORCHRUN) and int(os.environ["WORLD_SIZE"]) > 1
+    if not started or not dist.is_available() or dist.is_initialized():
         return
     backend = "gloo"
     if torch.cuda.is_available() and dist.is_nccl_available():
         torch.cuda.set_device(local_device("cuda"))
         backend = "cpu:gloo,cuda:nccl"
-    main = threading.current_thread() is threading.main_thread()
-    earlier = signal.signal(signal.SIGTERM, _stopped) if main else None
-    try:
-        _call(dist.init_process_group, backend, timeout=PATIENCE)
-        yield
-    finally:
-        if main:
-            signal.signal(signal.SIGTERM, earlier)
-        if dist.is_initialized():
-            dist.destroy_process_group()
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, _stopped)
+    _call(dist.init_process_group, backend, timeout=PATIENCE)
+
+
+def leave() -> None:
+    """Leave the process group, at the end of a program; after an error a rank ends without, so that others notice."""
+    _host_group.cache_clear()
+    if size() > 1:
+        dist.destroy_process_group()
 
 
 def _stopped(*_: object) -> None:
@@ -217,20 +222,72 @@ def broadcast(value: T) -> T:
     if size() == 1:
         return value
     values = [value]
-    _call(dist.broadcast_object_list, values, src=0, device=torch.device("cpu") if _has_gloo() else None)
+    _call(dist.broadcast_object_list, values, 0, _host_group(), torch.device("cpu"))
     return values[0]
 
 
-def broadcast_tensors(tensors: list[Tensor]) -> None:
+def anywhere(*flags: bool) -> list[bool]:
+    """For each flag, whether it is set on any rank."""
+    if size() == 1:
+        return list(flags)
+    found = torch.tensor(flags, dtype=torch.int32)
+    _call(dist.all_reduce, found, dist.ReduceOp.MAX, _host_group())
+    return [bool(flag) for flag in found]
+
+
+@cache
+def _host_group() -> dist.ProcessGroup | None:
+    """A group whose tensors are in the host's memory: the usual one if it can, else one more."""
+    has_gloo = "gloo" in dist.get_backend_config()
+    return None if has_gloo else _call(dist.new_group, backend="gloo", timeout=PATIENCE)
+
+
+def broadcast_tensors(tensors: Iterable[Tensor]) -> None:
     """Replace the contents of the tensors by those of rank 0."""
-    for tensor in tensors if size() > 1 else ():
-        held = tensor.detach().contiguous()
-        _call(dist.broadcast, held, 0)
-        tensor.detach().copy_(held)
+    if size() > 1:
+        for tensor in tensors:
+            held = tensor.detach().contiguous()
+            _call(dist.broadcast, held, 0)
+            tensor.detach().copy_(held)
 
 
-def _has_gloo() -> bool:
-    return "gloo" in str(dist.get_backend_config())
+BUCKET = 2**24
+"""Numbers that are averaged at once."""
+
+
+def average(tensors: Iterable[Tensor]) -> None:
+    """Replace the contents of the tensors by their means over ranks."""
+    if size() == 1:
+        return
+    waiting = dict[tuple[torch.dtype, torch.device], list[Tensor]]()
+    for tensor in tensors:
+        of_kind = waiting.setdefault((tensor.dtype, tensor.device), [])
+        if of_kind and sum(t.numel() for t in of_kind) + tensor.numel() > BUCKET:
+            _average(of_kind)
+            of_kind.clear()
+        of_kind.append(tensor)
+    for of_kind in waiting.values():
+        _average(of_kind)
+
+
+def _average(tensors: list[Tensor]) -> None:
+    flat = torch.cat([t.detach().reshape(-1) for t in tensors])
+    _call(dist.all_reduce, flat)
+    flat /= size()
+    for tensor, mean in zip(tensors, torch.split(flat, [t.numel() for t in tensors]), strict=True):
+        tensor.detach().copy_(mean.view(tensor.shape))
+
+
+@contextmanager
+def own_draws(device: torch.device, *seeds: int) -> Iterator[None]:
+    """Draw from a stream of this rank's, such as dropout for its own rows; afterwards all continue from one stream."""
+    if size() == 1:
+        yield
+        return
+    digest = hashlib.blake2b(repr((*seeds, rank())).encode(), digest_size=4).digest()
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        torch.manual_seed(int.from_bytes(digest))
+        yield
 
 
 def barrier() -> None:

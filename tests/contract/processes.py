@@ -30,9 +30,10 @@ def _work(connection, variables, function, arguments) -> None:
 
     torch.set_num_threads(1)
     try:
-        with ranks.join():
-            answer = function(*arguments)
-            ranks.barrier()
+        ranks.join()
+        answer = function(*arguments)
+        ranks.barrier()
+        ranks.leave()
         # As bytes: tensors would be shared with a process that ends.
         connection.send_bytes(pickle.dumps((answer, "")))
     except BaseException:
