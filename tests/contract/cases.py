@@ -62,8 +62,10 @@ STRATEGY_SPECS = [spec for name in STRATEGIES for spec in QUICK.get(name, (name,
 # Losses that draw at random have no fixed value; tests that need one leave them out.
 DETERMINISTIC_SPECS = [spec for spec in LOSS_SPECS if "drawn=True" not in spec]
 METHOD_SPECS = LOSS_SPECS + STRATEGY_SPECS
+SAMPLED_SPECS = ["proxy_anchor(sample_rate=0.5)", "arcface(per_class=2, sample_rate=0.5)"]
 # Trained for many steps: every method with its defaults, and those with more state or randomness than that.
 RUN_SPECS = [s for s in METHOD_SPECS if s in LOSSES or s in STRATEGY_SPECS or "learn=True" in s or "drawn=True" in s]
+RUN_SPECS += SAMPLED_SPECS
 
 
 def signature_of(entry):
@@ -140,7 +142,7 @@ def other_references(batch_, *, size=11, dim=DIM, classes=CLASSES, seed=1) -> Re
 
 def oracle(m, x, y, refs: References, **more):
     """The naive value of a loss on any references, with the options it was built with."""
-    options = {k: v for k, v in m.spec.options.items() if k not in ("speed", "initial")}
+    options = {k: v for k, v in m.spec.options.items() if k not in ("speed", "initial", "sample_rate")}
     rows = [-1] * len(refs.labels) if refs.rows is None else refs.rows.tolist()
     state = getattr(oracles, "STATE", {}).get(m.spec.name, lambda _: {})(m)
     vectors = refs.vectors.detach().tolist()

@@ -11,7 +11,7 @@ from contract.cases import LOSSES, QUICK, STRATEGIES, build, signature_of
 from nearkin.methods.base import Method
 
 SIZES = {"classes", "dim"}
-NOT_IN_THE_VALUE = {"speed", "initial"}  # how proxies are made and moved, not what a batch costs
+NOT_IN_THE_VALUE = {"speed", "initial", "sample_rate"}  # how proxies are made and moved, not what a batch costs
 SECTIONS = ("Symbols", "Settings", "Departures", "Relations")
 
 

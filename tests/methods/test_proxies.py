@@ -1,10 +1,16 @@
 """Proxies: grouped by class, drawn once, never below float32."""
 
+import copy
+
 import pytest
 import torch
 
 from nearkin.errors import NearkinError
+from nearkin.methods.base import Step
+from nearkin.methods.catalogue import METHODS, method
 from nearkin.methods.proxies import Proxies
+from nearkin.spec import option_names
+from nearkin.training.row_adamw import RowAdamW
 
 
 def test_rows_are_grouped_by_class():
@@ -103,3 +109,122 @@ def test_lowering_a_whole_model_leaves_the_proxies(lower):
 
 def test_float64_is_followed():
     assert Proxies(3, 2).double().vectors.dtype == torch.float64
+
+
+SAMPLING = [name for name, entry in METHODS.items() if "sample_rate" in option_names(entry)]
+Y = torch.tensor([3, 3, 39, 0])
+
+
+def sampling(name="proxy_anchor", rate=0.3, *, seed=0, per_class=2):
+    torch.manual_seed(seed)
+    initial = {"initial": "normal"} if name == "proxy" else {}
+    return method(name, classes=40, dim=5, per_class=per_class, sample_rate=rate, **initial)
+
+
+def test_every_method_with_proxies_of_its_own_samples_them():
+    assert set(SAMPLING) == {name for name, entry in METHODS.items() if "speed" in option_names(entry)} - {
+        "margin",
+        "ccp",
+    }
+
+
+@pytest.mark.parametrize("name", SAMPLING)
+def test_a_step_uses_its_own_classes_and_others_at_random(name):
+    m = sampling(name)
+    x = torch.randn(4, 5, requires_grad=True)
+    seen = []
+    for _ in range(20):
+        refs = m.proxies.references(Y)
+        classes = refs.labels[::2]
+        assert len(classes) == 12
+        assert torch.equal(classes, classes.unique())
+        assert torch.equal(refs.labels, classes.repeat_interleave(2))
+        assert torch.equal(refs.vectors, m.proxies.vectors[m.proxies.vectors.rows_in_use])
+        assert set(Y.tolist()) <= set(classes.tolist())
+        m.zero_grad()
+        loss = m.loss(Step(x, Y))
+        assert torch.equal(loss, m.loss(Step(x, Y))), "a second look draws the same"
+        loss.backward()
+        touched = m.proxies.vectors.grad.any(1).nonzero().flatten()
+        assert set(touched.tolist()) <= set(m.proxies.vectors.rows_in_use.tolist())
+        seen.append(classes.tolist())
+        m.after_step(Step(x, Y))
+    others = [c for classes in seen for c in classes if c not in Y.tolist()]
+    assert len(set(others)) > 30, "the draw changes from step to step"
+    assert len({tuple(classes) for classes in seen}) == 20
+
+
+def test_each_other_class_is_drawn_equally_often():
+    proxies, counts = sampling(rate=0.25).proxies, torch.zeros(40)
+    for _ in range(2000):
+        counts[proxies.references(Y).labels[::2]] += 1
+        proxies.count_step()
+    others = counts[[c for c in range(40) if c not in Y.tolist()]]
+    share = (10 - 3) / 37
+    assert float((others / 2000 - share).abs().max()) < 4 * (share * (1 - share) / 2000) ** 0.5
+
+
+def test_the_draw_depends_on_seed_step_and_batch_alone():
+    a, b, other = (sampling(seed=seed).proxies for seed in (0, 0, 1))
+    torch.rand(3)
+    assert torch.equal(a.references(Y).labels, b.references(Y).labels)
+    assert not torch.equal(a.references(Y).labels, other.references(Y).labels)
+    for _ in range(3):
+        a.count_step()
+    fresh = sampling(seed=5).proxies
+    fresh.load_state_dict(copy.deepcopy(a.state_dict()))
+    assert torch.equal(a.references(Y).labels, fresh.references(Y).labels)
+
+
+def test_more_classes_in_a_batch_than_the_rate_allows_are_all_used():
+    y = torch.arange(20)
+    assert set(sampling(rate=0.1).proxies.references(y).labels.tolist()) >= set(range(20))
+
+
+def test_all_classes_are_used_in_eval_mode_and_without_a_batch():
+    proxies = sampling().proxies
+    assert len(proxies.references().labels) == 80
+    assert len(proxies.eval().references(Y).labels) == 80
+
+
+@pytest.mark.parametrize("name", SAMPLING)
+def test_a_sample_of_all_classes_is_dense(name):
+    """A rate that rounds up to all classes: the whole machinery, and the numbers of a rate of 1, bit for bit."""
+    dense, all_of_it = sampling(name, 1.0), sampling(name, 0.999)
+    torch.manual_seed(1)
+    x = torch.randn(4, 5)
+    results = []
+    for m in (dense, all_of_it):
+        points = x.clone().requires_grad_()
+        m.loss(Step(points, Y)).backward()
+        results.append((points.grad, m.proxies.vectors.grad))
+    for a, b in zip(*results, strict=True):
+        assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("optimiser", [torch.optim.AdamW, torch.optim.SGD, RowAdamW])
+def test_a_plain_loop_with_any_optimiser_trains(optimiser):
+    m = sampling(per_class=1)
+    made, x = optimiser(m.groups(0.001)), torch.nn.functional.one_hot(Y % 5, 5).float()
+    losses = []
+    for _ in range(30):
+        loss = m(x, Y)
+        made.zero_grad()
+        loss.backward()
+        made.step()
+        losses.append(float(loss.detach()))
+    m.catch_up()
+    assert int(m.proxies.steps) == 30
+    assert sum(losses[-5:]) < sum(losses[:5])
+
+
+def test_options_that_cannot_be_are_refused():
+    with pytest.raises(NearkinError, match="above 0 and at most 1"):
+        sampling(rate=0.0)
+    for name in ("vcpa", "proxy_isa", "proxy_updates"):
+        with pytest.raises(NearkinError, match="leave out sample_rate"):
+            method(f"{name}(proxy_anchor(sample_rate=0.5))", classes=3, dim=2)
+
+
+def test_without_sampling_the_state_is_that_of_older_versions():
+    assert set(Proxies(3, 2).state_dict()) == {"vectors", "labels", "drawn"}

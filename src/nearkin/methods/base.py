@@ -53,7 +53,7 @@ class Method(PreciseModule):
     needs_score: bool = False  # `at_check` needs the score of held-out classes
     spec: Call = Call("")  # with all options
     written: Call = Call("")  # as the user wrote it
-    later_options: tuple[str, ...] = ()  # left out of a run's id at their defaults, so that older results keep theirs
+    later_options: tuple[str, ...] = ()  # left out of a run's id at their defaults, here and in all base classes
 
     def __init__(self) -> None:
         super().__init__()
@@ -66,7 +66,8 @@ class Method(PreciseModule):
     def id_options(cls, options: Mapping[str, Any]) -> dict[str, Any]:
         """The options that decide the id of a run."""
         usual = {name: p.default for name, p in inspect.signature(cls).parameters.items()}
-        return {name: v for name, v in options.items() if name not in cls.later_options or v != usual[name]}
+        later = {name for base in cls.__mro__ for name in getattr(base, "later_options", ())}
+        return {name: v for name, v in options.items() if name not in later or v != usual[name]}
 
     def extra_repr(self) -> str:
         """The spec, for `print(method)`."""
@@ -101,6 +102,8 @@ class Method(PreciseModule):
         """Parameter groups for an optimiser; a module with a `speed`, such as proxies, learns at `speed` · `lr`.
 
         Called again with every new learning rate, which methods that move proxies themselves take from here.
+        `by_row` asks for an optimiser that updates only the rows a step has used, such as `RowAdamW`; others may
+        ignore it.
 
         A method without parameters has one empty group, so that an optimiser can be made of its groups alone.
         """
@@ -109,7 +112,8 @@ class Method(PreciseModule):
             parameters = [p for p in module.parameters(recurse=False) if p.requires_grad]
             speed: Any = getattr(module, "speed", None)
             if parameters and speed is not None:
-                groups.append({"params": parameters, "lr": lr * speed})
+                by_row = {"by_row": True} if isinstance(module, Proxies) and module.samples else {}
+                groups.append({"params": parameters, "lr": lr * speed, **by_row})
             else:
                 rest += parameters
         return groups if groups and not rest else [*groups, {"params": rest, "lr": lr}]
@@ -120,6 +124,9 @@ class Method(PreciseModule):
     def after_step(self, step: Step) -> None:  # noqa: ARG002
         """Update the method's state after the optimiser's step. Overriding methods call this one, too."""
         self._pending.held.clear()  # whoever calls this keeps the state up to date
+        for module in self.children():
+            if isinstance(module, Proxies) and self.training:
+                module.count_step()
 
     # Steps as CUDA graphs, which repeat the work on the device without the verbs.
 
@@ -203,7 +210,7 @@ class Method(PreciseModule):
         loss_of = loss_of or self.loss
         if not torch.compiler.is_compiling():
             self._ask(step)
-        if not self.updates_state:
+        if not (self.updates_state or any(isinstance(m, Proxies) and m.samples for m in self.modules())):
             return loss_of(step)
         self.catch_up()
         loss = loss_of(step)
@@ -251,6 +258,7 @@ class Loss(Method):
     """An objective against references: its proxies if it has any, else the batch itself."""
 
     proxies: Proxies | None
+    later_options: tuple[str, ...] = ("sample_rate",)
     one_per_class: bool = False  # expects one reference per class, as in a softmax over classes
     lists_triplets: bool = False  # triplets from a miner are rows of their own; else they count as pairs
 
@@ -260,7 +268,7 @@ class Loss(Method):
 
     def references(self, x: Tensor, y: Tensor) -> References:
         """The references of this batch."""
-        return batch_references(x, y) if self.proxies is None else self.proxies.references()
+        return batch_references(x, y) if self.proxies is None else self.proxies.references(y)
 
     def objective(self, r: Relation, weights: Tensor | None = None) -> Tensor:
         """The paper's equation on a relation; `weights` [B, R] multiply inside the exponent or the hinge."""

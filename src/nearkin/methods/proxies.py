@@ -1,5 +1,6 @@
 """Trainable proxies, K per class, and greedy k-center selection for choosing them from samples."""
 
+import math
 from collections.abc import Callable
 from typing import Literal
 
@@ -8,7 +9,7 @@ from torch import Tensor, nn
 
 from nearkin.errors import NearkinError, zero_or_more
 from nearkin.methods.relation import References
-from nearkin.methods.state import PreciseModule
+from nearkin.methods.state import PreciseModule, scrambled
 from nearkin.space import at_least_float32
 
 Initial = Literal["normal", "means"]
@@ -25,13 +26,27 @@ class Proxies(PreciseModule):
 
     `speed` multiplies the learning rate (Proxy-Anchor's code: 100). `initial="normal"` draws N(0, 2/(C·K)) as that code
     does; `"means"` takes class means of the data at the first check.
+
+    With `sample_rate` below 1 a training step compares with the classes of its batch and with others at random, that
+    share of all classes together, after PartialFC (An, Zhu, Gao, et al.: Partial FC: Training 10 Million Identities on
+    a Single Machine. 2021). The draw depends only on `seed` and `steps`, which are saved, and on the batch. The
+    gradient is 0 in all other rows, so `Method.groups` asks for an optimiser that leaves them alone.
     """
 
     labels: Tensor
     drawn: Tensor
+    seed: Tensor
+    steps: Tensor
 
     def __init__(
-        self, classes: int, dim: int, *, per_class: int = 1, speed: float = 100.0, initial: Initial = "normal"
+        self,
+        classes: int,
+        dim: int,
+        *,
+        per_class: int = 1,
+        speed: float = 100.0,
+        initial: Initial = "normal",
+        sample_rate: float = 1.0,
     ) -> None:
         super().__init__()
         if classes < 1 or dim < 1 or per_class < 1:
@@ -39,20 +54,48 @@ class Proxies(PreciseModule):
                 f"Proxies need at least one class, dimension and proxy per class: got {classes=} {dim=} {per_class=}."
             )
         zero_or_more("Proxies", speed=speed)
-        self.per_class, self.speed, self.initial = per_class, speed, initial
+        if not 0 < sample_rate <= 1:
+            raise NearkinError(f"sample_rate is a share of the classes, above 0 and at most 1, not {sample_rate}.")
+        self.per_class, self.speed, self.initial, self.sample_rate = per_class, speed, initial, sample_rate
         vectors = torch.randn(classes * per_class, dim) * (2 / (classes * per_class)) ** 0.5
         self.vectors = nn.Parameter(vectors)
         self.register_buffer("labels", torch.arange(classes).repeat_interleave(per_class))
         # A number, since averages of models cannot subtract booleans.
         self.register_buffer("drawn", torch.tensor(int(initial == "normal")))
+        if self.samples:
+            self.register_buffer("seed", torch.randint(2**31, ()))
+            self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
 
     @property
     def classes(self) -> int:
         return len(self.labels) // self.per_class
 
-    def references(self) -> References:
-        """All proxies as references."""
-        return References(self.vectors, self.labels, None, self.per_class)
+    @property
+    def samples(self) -> bool:
+        """Whether a training step uses only some classes."""
+        return self.sample_rate < 1
+
+    def references(self, y: Tensor | None = None) -> References:
+        """All proxies as references, or in training those that a batch of classes y is compared with."""
+        if not (self.samples and self.training) or y is None:
+            return References(self.vectors, self.labels, None, self.per_class)
+        classes = self._sample(y)
+        rows = (classes[:, None] * self.per_class + torch.arange(self.per_class, device=y.device)).flatten()
+        mark_rows(self.vectors, rows)
+        return References(self.vectors.index_select(0, rows), self.labels[rows], None, self.per_class)
+
+    def _sample(self, y: Tensor) -> Tensor:
+        """The classes of y and others at random, in ascending order; their number depends only on that of y."""
+        count = max(math.ceil(self.sample_rate * self.classes), min(len(y), self.classes))
+        order = scrambled(self.steps, self.classes) ^ scrambled(self.seed, 1)
+        # The batch's own classes come first; the others are in a random order without ties.
+        first = (order & torch.iinfo(torch.int64).max).index_fill_(0, y.long(), -1)
+        return first.topk(count, largest=False, sorted=False).indices.sort().values
+
+    def count_step(self) -> None:
+        """Draw other classes in the next step."""
+        if self.samples:
+            self.steps += 1
 
     def lacks(self) -> str:
         """What a loop of one's own has to add; see `Method.lacks`."""
@@ -75,6 +118,11 @@ class Proxies(PreciseModule):
         # A class with fewer samples than proxies keeps its other proxies random.
         self.vectors.copy_(torch.where(sizes > 0, sums / sizes.clamp_min(1), self.vectors))
         self.drawn.fill_(1)
+
+
+def mark_rows(parameter: Tensor, rows: Tensor) -> None:
+    """Tell an optimiser that updates by row in which rows [n] of a parameter the gradient of this step can be."""
+    parameter.rows_in_use = rows  # type: ignore[attr-defined]
 
 
 TAKEN = -1.0

@@ -40,3 +40,12 @@ def count_up_on_host(module: nn.Module, name: str) -> None:
 
 def _read_counter(module: nn.Module, _keys: object, *, name: str) -> None:
     setattr(module, f"{name}_on_host", int(module.get_buffer(name)))
+
+
+def scrambled(number: Tensor, count: int) -> Tensor:
+    """Random int64 numbers [count] that depend only on a number and their position (splitmix64), on any device."""
+    z = torch.arange(1, count + 1, device=number.device) + (number << 40)
+    z = z * -7046029254386353131
+    z = (z ^ (z >> 30 & 0x3FFFFFFFF)) * -4658895280553007687
+    z = (z ^ (z >> 27 & 0x1FFFFFFFFF)) * -7723592293110705685
+    return z ^ (z >> 31 & 0x1FFFFFFFF)

@@ -10,6 +10,7 @@ from torch import nn
 from nearkin.methods.base import Method
 from nearkin.networks.embedder import Embedder
 from nearkin.training.plan import Plan
+from nearkin.training.row_adamw import RowAdamW
 
 
 def lr_factor(plan: Plan, epoch: int, scores: Sequence[float] = ()) -> float:
@@ -67,7 +68,8 @@ def make_optimiser(plan: Plan, groups: list[dict[str, Any]]) -> torch.optim.Opti
     graph = plan.graph and fused
     optimiser: torch.optim.Optimizer
     if plan.optimiser == "adamw":
-        optimiser = torch.optim.AdamW(groups, weight_decay=plan.weight_decay, fused=fused, capturable=graph)
+        kind = RowAdamW if any(group.get("by_row") for group in groups) else torch.optim.AdamW
+        optimiser = kind(groups, weight_decay=plan.weight_decay, fused=fused, capturable=graph)
     elif plan.optimiser == "adam":
         optimiser = torch.optim.Adam(groups, weight_decay=plan.weight_decay, fused=fused, capturable=graph)
     elif plan.optimiser == "rmsprop":

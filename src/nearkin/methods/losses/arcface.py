@@ -67,12 +67,13 @@ class ArcFace(Loss):
         per_class: int = 1,
         speed: float = 100.0,
         initial: Initial = "normal",
+        sample_rate: float = 1.0,
     ) -> None:
         super().__init__()
         above_zero("arcface", scale=scale)
         zero_or_more("arcface", margin=margin)
         self.scale, self.margin = scale, margin
-        self.proxies = Proxies(classes, dim, per_class=per_class, speed=speed, initial=initial)
+        self.proxies = Proxies(classes, dim, per_class=per_class, speed=speed, initial=initial, sample_rate=sample_rate)
 
     def objective(self, r: Relation, weights: Tensor | None = None) -> Tensor:
         q = by_class(r, similarity="max")  # Eq. 1

@@ -53,6 +53,7 @@ from nearkin.methods.relation import (
     total_of,
     weighted,
 )
+from nearkin.methods.state import scrambled
 
 Sampling = Literal["distance", "all", "hard"]
 Over = Literal["nonzero", "all"]
@@ -71,12 +72,9 @@ def probabilities(r: Relation, d: Tensor, *, cutoff: float, upper: float) -> Ten
 
 
 def uniform(step: Tensor, like: Tensor) -> Tensor:
-    """Numbers in [0, 1) that depend only on the step and their position (splitmix64, the top 24 bits)."""
-    z = torch.arange(1, like.numel() + 1, device=like.device).view(like.shape) + (step << 40)
-    z = z * -7046029254386353131
-    z = (z ^ (z >> 30 & 0x3FFFFFFFF)) * -4658895280553007687
-    z = (z ^ (z >> 27 & 0x1FFFFFFFFF)) * -7723592293110705685
-    return ((z ^ (z >> 31 & 0x1FFFFFFFF)) >> 40 & 0xFFFFFF).to(like.dtype) / 2**24
+    """Numbers in [0, 1) that depend only on the step and their position."""
+    z = scrambled(step, like.numel()).view(like.shape)
+    return (z >> 40 & 0xFFFFFF).to(like.dtype) / 2**24
 
 
 def draw(p: Tensor, each: Tensor, u: Tensor) -> Tensor:

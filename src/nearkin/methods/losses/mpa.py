@@ -108,13 +108,16 @@ def member(class_name: str, l_sim: Similarities, sentence: str) -> type[Loss]:
             per_class: int = 10,
             speed: float = 100.0,
             initial: Initial = "normal",
+            sample_rate: float = 1.0,
         ) -> None:
             super().__init__()
             above_zero(l_sim.__name__, alpha=alpha, gamma=gamma)
             zero_or_more(l_sim.__name__, tau=tau)
             self.alpha, self.delta, self.gamma, self.tau = alpha, delta, gamma, tau
             self.similarity: Similarity = similarity
-            self.proxies = Proxies(classes, dim, per_class=per_class, speed=speed, initial=initial)
+            self.proxies = Proxies(
+                classes, dim, per_class=per_class, speed=speed, initial=initial, sample_rate=sample_rate
+            )
 
         def objective(self, r: Relation, weights: Tensor | None = None) -> Tensor:
             pull = regulariser(r, tau=self.tau)  # Eq. 3

@@ -65,13 +65,14 @@ class NormSoftmax(Loss):
         per_class: int = 1,
         speed: float = 100.0,
         initial: Initial = "normal",
+        sample_rate: float = 1.0,
     ) -> None:
         super().__init__()
         above_zero("norm_softmax", temperature=temperature)
         if not 0 <= smoothing < 1:
             raise NearkinError(f"norm_softmax needs a smoothing from 0 to below 1, not {smoothing}.")
         self.temperature, self.smoothing = temperature, smoothing
-        self.proxies = Proxies(classes, dim, per_class=per_class, speed=speed, initial=initial)
+        self.proxies = Proxies(classes, dim, per_class=per_class, speed=speed, initial=initial, sample_rate=sample_rate)
 
     def objective(self, r: Relation, weights: Tensor | None = None) -> Tensor:
         q = by_class(r, similarity="max")  # Eq. 1

@@ -81,12 +81,13 @@ class ProxyAnchor(Loss):
         per_class: int = 1,
         speed: float = 100.0,
         initial: Initial = "normal",
+        sample_rate: float = 1.0,
     ) -> None:
         super().__init__()
         above_zero("proxy_anchor", alpha=alpha)
         self.alpha, self.delta = alpha, delta
         self.positives: Literal["batch", "all"] = positives
-        self.proxies = Proxies(classes, dim, per_class=per_class, speed=speed, initial=initial)
+        self.proxies = Proxies(classes, dim, per_class=per_class, speed=speed, initial=initial, sample_rate=sample_rate)
 
     def pull_and_push(self, r: Relation, weights: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """The two terms of the objective, for a strategy that weights them separately."""

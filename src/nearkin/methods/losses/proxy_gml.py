@@ -104,13 +104,14 @@ class ProxyGML(Loss):
         per_class: int = 12,
         speed: float = 300.0,
         initial: Initial = "normal",
+        sample_rate: float = 1.0,
     ) -> None:
         super().__init__()
         above_zero("proxy_gml", ratio=ratio, scale=scale)
         zero_or_more("proxy_gml", weight=weight)
         self.ratio, self.scale, self.weight = ratio, scale, weight
         self.over: Over = over
-        self.proxies = Proxies(classes, dim, per_class=per_class, speed=speed, initial=initial)
+        self.proxies = Proxies(classes, dim, per_class=per_class, speed=speed, initial=initial, sample_rate=sample_rate)
 
     def objective(self, r: Relation, weights: Tensor | None = None) -> Tensor:
         q = votes(r, ratio=self.ratio, weights=weights)

@@ -60,11 +60,12 @@ class ProxyNCA(Loss):
         per_class: int = 1,
         speed: float = 1.0,
         initial: Initial = "normal",
+        sample_rate: float = 1.0,
     ) -> None:
         super().__init__()
         above_zero("proxy_nca", scale=scale)
         self.scale = scale
-        self.proxies = Proxies(classes, dim, per_class=per_class, speed=speed, initial=initial)
+        self.proxies = Proxies(classes, dim, per_class=per_class, speed=speed, initial=initial, sample_rate=sample_rate)
 
     def objective(self, r: Relation, weights: Tensor | None = None) -> Tensor:
         return proxy_nca(r, scale=self.scale, weights=weights)

@@ -59,11 +59,12 @@ class ProxyNCAPP(Loss):
         per_class: int = 1,
         speed: float = 100.0,
         initial: Initial = "normal",
+        sample_rate: float = 1.0,
     ) -> None:
         super().__init__()
         above_zero("proxy_nca_pp", temperature=temperature)
         self.temperature = temperature
-        self.proxies = Proxies(classes, dim, per_class=per_class, speed=speed, initial=initial)
+        self.proxies = Proxies(classes, dim, per_class=per_class, speed=speed, initial=initial, sample_rate=sample_rate)
 
     def objective(self, r: Relation, weights: Tensor | None = None) -> Tensor:
         return proxy_nca_pp(r, temperature=self.temperature, weights=weights)

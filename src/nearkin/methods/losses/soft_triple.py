@@ -78,13 +78,14 @@ class SoftTriple(Loss):
         per_class: int = 10,
         speed: float = 100.0,
         initial: Initial = "normal",
+        sample_rate: float = 1.0,
     ) -> None:
         super().__init__()
         above_zero("soft_triple", scale=scale, gamma=gamma)
         zero_or_more("soft_triple", tau=tau)
         self.scale, self.delta, self.gamma, self.tau = scale, delta, gamma, tau
         self.similarity: Similarity = similarity
-        self.proxies = Proxies(classes, dim, per_class=per_class, speed=speed, initial=initial)
+        self.proxies = Proxies(classes, dim, per_class=per_class, speed=speed, initial=initial, sample_rate=sample_rate)
 
     def objective(self, r: Relation, weights: Tensor | None = None) -> Tensor:
         pull = regulariser(r, tau=self.tau)  # Eq. 3

@@ -19,6 +19,8 @@ def require_proxies(inner: Loss, strategy: str) -> Proxies:
     """The proxies of the inner loss; refuse a loss without any."""
     if inner.proxies is None:
         raise NearkinError(f"{strategy} needs a loss with proxies; {_name(inner)} has none.")
+    if inner.proxies.samples:
+        raise NearkinError(f"{strategy} works on the proxies of all classes: leave out sample_rate.")
     return inner.proxies
 
 

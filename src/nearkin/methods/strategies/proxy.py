@@ -44,6 +44,7 @@ class Proxy(Strategy):
     """A pair loss against `per_class` trained proxies per class."""
 
     natural_inner = "contrastive(form=c2, negative=0.3841)"
+    later_options = ("sample_rate",)
     drawn: Tensor
 
     def __init__(
@@ -57,6 +58,7 @@ class Proxy(Strategy):
         pair_weight: float = 0.0,
         speed: float = 1.0,
         initial: Initial = "samples",
+        sample_rate: float = 1.0,
     ) -> None:
         super().__init__(inner)
         require_pairs(inner, "proxy")
@@ -64,7 +66,7 @@ class Proxy(Strategy):
             raise NearkinError(f"proxy needs a pool of at least 1 image per class, not {pool}.")
         self.pool, self.pair_weight = pool, pair_weight
         vectors: Literal["normal", "means"] = "means" if initial == "means" else "normal"
-        self.proxies = Proxies(classes, dim, per_class=per_class, speed=speed, initial=vectors)
+        self.proxies = Proxies(classes, dim, per_class=per_class, speed=speed, initial=vectors, sample_rate=sample_rate)
         self.register_buffer("drawn", torch.tensor(int(initial != "samples")))
 
     @property
@@ -76,7 +78,7 @@ class Proxy(Strategy):
         return super().lacks(step) or data
 
     def loss(self, step: Step) -> Tensor:
-        loss = self.inner.objective(relate(step.x, step.y, self.proxies.references(), self.space))
+        loss = self.inner.objective(relate(step.x, step.y, self.proxies.references(step.y), self.space))
         return loss + self.pair_weight * self.inner.loss(step) if self.pair_weight else loss
 
     @torch.no_grad()
