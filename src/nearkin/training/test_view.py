@@ -105,7 +105,7 @@ def choose_before_training(
     kept, held = training_images(dataclasses.replace(plan, select="validation", fraction=1.0), data)
     assert held is not None
     part = RunFolder(run.path / "test-view")
-    shorter = _shorter(plan, kept.classes, len(kept))
+    shorter = shorter_plan(plan, kept.classes, len(kept))
     example = method(plan.method, classes=2, dim=2, space=plan.space or None)
     about = {"method": str(example.spec), "space": example.ranked_in}
     write_config(run, plan, **about)
@@ -146,8 +146,8 @@ def _no_choice(plan: Plan, data: Dataset) -> str:
     return ""
 
 
-def _shorter(plan: Plan, classes: int, images: int) -> Plan:
-    """The plan of the training that chooses: the same schedule in a third of the epochs."""
+def shorter_plan(plan: Plan, classes: int, images: int) -> Plan:
+    """Return the plan of the training that chooses: the same schedule in a third of the epochs."""
     epochs = math.ceil(plan.last_epoch / PART)
     return dataclasses.replace(
         plan,
@@ -159,6 +159,8 @@ def _shorter(plan: Plan, classes: int, images: int) -> Plan:
         decay_every=max(1, round(plan.decay_every / PART)),
         decay_at=",".join(str(min(math.ceil(epoch / PART), epochs)) for epoch in plan.decay_epochs),
         warmup=min(plan.warmup, epochs // 2),
+        ramp=round(plan.ramp / PART),
+        average_from=min(round(plan.average_from / PART), max(epochs - 1, 0)),
         batch=default_batch(plan, images, classes),
         evaluate_every=0,
         snapshots="",
