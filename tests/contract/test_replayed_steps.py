@@ -39,7 +39,7 @@ class GraphRun(Run):
             result, replay = record(work)
             return result, lambda: (replay(), setattr(self, "replayed", self.replayed + 1))
 
-        self.graph = StepGraph(self.one_step, self.method, profile, counting, phase=lambda: None)
+        self.graph = StepGraph(self.one_step, self.method, profile, counting, phase=lambda: None, note=print)
         self.run_step = self.graph if record is not None else self.one_step
 
     def one_step(self, index, pixels):

@@ -1,6 +1,7 @@
 """Training steps as graphs, with the stand-in for CUDA graphs on a CPU; tests/contract has all methods."""
 
 import io
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -104,16 +105,34 @@ class Replacing(Method):
         self.mean = self.mean + step.x.detach().mean()
 
 
-@pytest.mark.parametrize(("reads", "words"), [(True, "cannot be captured"), (False, "replaces its state 'mean'")])
-def test_a_step_that_no_graph_can_repeat_is_an_error(tmp_path, reads, words):
+def test_a_step_that_cannot_be_captured_is_an_error(tmp_path):
     training = new_training(tmp_path / "run")
-    training.method = Replacing(reads=reads)
+    training.method = Replacing(reads=True)
+    training.method.after_step = lambda _: None
     run_step, batch = training.graph(record_operations), next(training.batches())
     training._begin_epoch()
     for _ in range(WARM_UP):
         run_step(*batch)
-    with pytest.raises(NearkinError, match=words):
+    with pytest.raises(NearkinError, match=r"cannot be captured .*--no-graph"):
         run_step(*batch)
+
+
+@pytest.mark.parametrize(("waits", "words"), [(True, "waits for the GPU in line 3"), (False, "its state 'mean'")])
+def test_steps_that_no_graph_can_repeat_run_as_usual(tmp_path, monkeypatch, waits, words):
+    training, said, record = new_training(tmp_path / "run"), [], Capturing()
+    if waits:
+        found = ["it waits for the GPU in line 3"]
+        monkeypatch.setattr("nearkin.training.step_graph.waits", lambda _: nullcontext(found))
+    else:
+        training.method = Replacing(reads=False)
+    training.reporter.note = said.append
+    run_step, batch = training.graph(record), next(training.batches())
+    training._begin_epoch()
+    for _ in range(WARM_UP + 2):
+        run_step(*batch)
+    assert record.captured == 0
+    (sentence,) = said
+    assert words in sentence
 
 
 def test_learning_rates_change_in_place():

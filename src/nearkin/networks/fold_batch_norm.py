@@ -15,6 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from nearkin.networks.fused_convolution import convolve, fits_kernels
+
 BatchNorm = nn.modules.batchnorm._BatchNorm
 
 
@@ -105,17 +107,22 @@ def _unfold(conv: nn.Conv2d, norm: Any) -> None:
 
 @cache
 def _folded_conv(kind: type[nn.Conv2d]) -> type[nn.Conv2d]:
-    """Derive a convolution that includes its batch norm while that is frozen."""
+    """Derive a convolution that includes its batch norm, and the activation of that, while it is frozen."""
 
     def forward(conv: Any, x: Tensor) -> Tensor:
         norm, bare = conv.folded
         if norm.training:
             return kind.forward(conv, x)
+        acts = [getattr(norm, name) for name in ("drop", "act") if hasattr(norm, name)]  # timm's include them
+        if fits_kernels(conv, x, acts):
+            return convolve(conv, norm, x, acts)
         a = (norm.running_var + norm.eps).rsqrt()
         a = a if norm.weight is None else a * norm.weight
         b = (-norm.running_mean if conv.bias is None else conv.bias - norm.running_mean) * a
         b = b if norm.bias is None else b + norm.bias
         out: Tensor = functional_call(bare, {"weight": conv.weight * a[:, None, None, None], "bias": b}, (x,))
+        for act in acts:
+            out = act(out)
         return out
 
     return type(f"Folded{kind.__name__}", (kind,), {"forward": forward})
@@ -123,15 +130,9 @@ def _folded_conv(kind: type[nn.Conv2d]) -> type[nn.Conv2d]:
 
 @cache
 def _folded_norm(kind: type[Any]) -> type[Any]:
-    """Derive a batch norm that only applies its activation while it is frozen."""
+    """Derive a batch norm that leaves all to its convolution while it is frozen."""
 
     def forward(norm: Any, x: Tensor) -> Tensor:
-        if norm.training:
-            out: Tensor = kind.forward(norm, x)
-            return out
-        for name in ("drop", "act"):  # timm's batch norms include their activation
-            if hasattr(norm, name):
-                x = getattr(norm, name)(x)
-        return x
+        return kind.forward(norm, x) if norm.training else x
 
     return type(f"Folded{kind.__name__}", (kind,), {"forward": forward})

@@ -93,7 +93,8 @@ class Training:
 
     def graph(self, record: Record) -> StepGraph:
         """Return the steps as graphs of the function `record`."""
-        return StepGraph(self._one_step, self.method, self.profile, record, phase=lambda: self.warming_up)
+        note, phase = self.reporter.note, lambda: self.warming_up
+        return StepGraph(self._one_step, self.method, self.profile, record, phase=phase, note=note)
 
     def train_to_end(self) -> Embedded | None:
         """Train from the current step to the end; measure the model that is kept and return the embedded test set."""

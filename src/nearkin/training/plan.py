@@ -126,7 +126,7 @@ class Plan:
     clip_norm: float = setting(0.0, "Clip the norm of the gradient at this value (0: off).")
     precision: Literal["auto", "float32", "bf16"] = setting("auto", "Arithmetic of the network (auto: bf16 on a GPU).")
     compile: bool = setting(False, "Compile the network with torch.compile.")
-    graph: bool = setting(False, "Launch training steps as CUDA graphs (no effect on a CPU).")
+    graph: bool = setting(True, "Launch training steps as CUDA graphs (no effect on a CPU).")
     select: Select = setting("last", "Epoch to keep: last, best on held-out training classes, or best on test.")
     select_by: str = setting("MAP@R", "Metric that selects the best epoch.")
     held_out: float = setting(0.25, "Fraction of the training classes to hold out, if any are needed.")

@@ -4,11 +4,13 @@ A graph repeats the work of the step it was captured from, at the same addresses
 has to be in tensors that stay in place: the batch, which is copied into buffers; weights, gradients, learning rates and
 the state of optimiser and method; and random generators, which a graph advances by itself. What else a step depends on
 is its kind: the shapes, what trains, and what the method says (`Method.step_kind`). The first steps of a kind run as
-usual, then one is captured and replayed. Steps that a method keeps to itself run as usual in between.
+usual, then one is captured and replayed. Steps that a method keeps to itself run as usual in between. If a step waits
+for the device or replaces its state, as a method of your own may, all steps run as usual.
 
 Gradients are freed before each step, so the captured step allocates its own, which later replays overwrite.
 """
 
+import warnings
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -44,17 +46,25 @@ class StepGraph:
     """Does training steps, from a graph where that is possible."""
 
     def __init__(
-        self, step: OneStep, method: Method, profile: Profile, record: Record, phase: Callable[[], Hashable]
+        self,
+        step: OneStep,
+        method: Method,
+        profile: Profile,
+        record: Record,
+        *,
+        phase: Callable[[], Hashable],
+        note: Callable[[str], None],
     ) -> None:
-        self.step, self.method, self.profile, self.record = step, method, profile, record
+        self.step, self.method, self.profile, self.record, self.note = step, method, profile, record, note
         self.phase = phase  # what trains now: a graph of one phase does not serve another
+        self.possible = True  # until a step has done what no graph can repeat
         self.kind: Hashable = None  # of the last step that could be captured
         self.seen = 0  # steps of that kind
         self.recorded: Recorded | None = None
 
     def __call__(self, index: Tensor, pixels: Pixels) -> Tensor:
         """Train on a batch and return its loss, which the next step overwrites."""
-        of_method = self.method.step_kind(len(index))
+        of_method = self.method.step_kind(len(index)) if self.possible else None
         if of_method is None:
             return self.step(index, pixels)
         kind = (self.phase(), len(index), pixels.canvas.shape, pixels.sides, of_method)
@@ -64,11 +74,24 @@ class StepGraph:
         if self.recorded is not None:
             with self.profile.part("step from a graph"):
                 return self._replay(self.recorded, index, pixels)
-        if self.seen <= WARM_UP:
+        if self.seen < WARM_UP:
             return self.step(index, pixels)
+        if self.seen == WARM_UP:
+            return self._rehearse(index, pixels)
         with self.profile.part("capturing"):
             self.recorded = self._capture(index, pixels)
         return self.recorded.loss
+
+    def _rehearse(self, index: Tensor, pixels: Pixels) -> Tensor:
+        """Train on a batch as usual, and see whether a graph could repeat that."""
+        before = self._places()
+        with waits(pixels.canvas.device) as found:
+            loss = self.step(index, pixels)
+        found += [f"it replaces its state {name!r}" for name, place in self._places().items() if place != before[name]]
+        if found:
+            self.possible = False
+            self.note(f"Steps of this method cannot be CUDA graphs ({found[0]}), so they take longer.")
+        return loss
 
     def _replay(self, recorded: Recorded, index: Tensor, pixels: Pixels) -> Tensor:
         recorded.index.copy_(index, non_blocking=True)
@@ -81,23 +104,36 @@ class StepGraph:
     def _capture(self, index: Tensor, pixels: Pixels) -> Recorded:
         index = index.to(pixels.canvas.device, copy=True)
         pixels = pixels._replace(canvas=pixels.canvas.clone(), size=pixels.size.clone())
-        before = self._places()
         try:
             loss, replay = self.record(lambda: self.step(index, pixels))
         except RuntimeError as error:
             reason = str(error).partition("\n")[0]
             raise NearkinError(
-                f"A training step cannot be captured as a CUDA graph ({reason}): leave out graph."
+                f"A training step cannot be captured as a CUDA graph ({reason}): set graph to false (--no-graph)."
             ) from error
-        if moved := [name for name, place in self._places().items() if place != before[name]]:
-            raise NearkinError(
-                f"The method replaces its state {moved[0]!r} in a step, which a CUDA graph would miss: change it "
-                "in place, as by copy_, or leave out graph."
-            )
         return Recorded(index, pixels, loss, replay)
 
     def _places(self) -> dict[str, int]:
         return {name: t.data_ptr() for name, t in self.method.state_dict(keep_vars=True).items()}
+
+
+@contextmanager
+def waits(device: torch.device) -> Iterator[list[str]]:
+    """Within this context, list where the host waits for the device."""
+    found: list[str] = []
+    if device.type != "cuda":
+        yield found
+        return
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        mode = torch.cuda.get_sync_debug_mode()
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
+            yield found
+        finally:
+            torch.cuda.set_sync_debug_mode(mode)
+    lines = [f"{warning.filename}, line {warning.lineno}" for warning in caught if "synchron" in str(warning.message)]
+    found += [f"it waits for the GPU in {line}" for line in lines if "step_graph" not in line]
 
 
 def cuda_graphs(generators: Sequence[Generator]) -> Record:

@@ -22,6 +22,13 @@ from nearkin.data.pixels.tiles import Pixels, Sides
 from nearkin.errors import NearkinError
 from nearkin.spec import Call, check_options, look_up, parse
 
+try:
+    from nearkin.data.pixels.resize_kernel import resize_weights
+except ImportError:  # no Triton, which PyTorch brings only where there can be a GPU
+    HAVE_KERNEL = False
+else:
+    HAVE_KERNEL = True
+
 TRIES = 10  # draws of a random resized crop before falling back to the largest central one
 
 Augment = Callable[[Pixels, Generator], Tensor]
@@ -345,6 +352,9 @@ def weights(boxes: Boxes, length: int, *, size: int, count: int, flip: Tensor, d
 
     `flip` concerns x only. Outputs from `size` on are padding for alignment.
     """
+    if HAVE_KERNEL and flip.is_cuda and not torch.compiler.is_compiling():
+        pairs = [v if isinstance(v, Tensor) else torch.full_like(boxes.start, v) for v in boxes]
+        return resize_weights(pairs, flip, length=length, size=size, count=count, dtype=dtype)
     start, extent = boxes.start.unsqueeze(2), boxes.extent.unsqueeze(2)  # [B, 2, 1]
     skip = boxes.skip.unsqueeze(2) if isinstance(boxes.skip, Tensor) else boxes.skip
     output = torch.arange(count, device=start.device, dtype=start.dtype)

@@ -1,0 +1,68 @@
+"""Convolution, bias and activation on a GPU, in as few passes over the feature map as its kernels allow."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+try:
+    from nearkin.networks.gpu_kernels import WIDEST, bias_activation, depthwise, fold
+except ImportError:  # no Triton, which PyTorch brings only where there can be a GPU
+    HAVE_KERNELS = False
+else:
+    HAVE_KERNELS = True
+
+CLAMPS = {nn.Identity: (-math.inf, math.inf), nn.ReLU: (0.0, math.inf), nn.ReLU6: (0.0, 6.0)}
+"""Activations that are a clamp."""
+
+
+def fits_kernels(conv: nn.Conv2d, x: Tensor, acts: Sequence[nn.Module]) -> bool:
+    """Whether `convolve` computes this convolution; a compiled network has kernels of its own."""
+    return (
+        HAVE_KERNELS
+        and x.is_cuda
+        and x.dtype != torch.float64
+        and x.is_contiguous(memory_format=torch.channels_last)
+        and not torch.compiler.is_compiling()
+        and all(type(act) in CLAMPS for act in acts)
+        and conv.bias is None
+        and conv.weight.dtype == torch.float32
+        and conv.padding_mode == "zeros"
+        and conv.dilation == (1, 1)
+        and conv.kernel_size[0] == conv.kernel_size[1]
+        and conv.stride[0] == conv.stride[1]
+    )
+
+
+def convolve(conv: nn.Conv2d, norm: Any, x: Tensor, acts: Sequence[nn.Module]) -> Tensor:
+    """Return the activation of a convolution with the frozen batch norm after it."""
+    low = max((CLAMPS[type(act)][0] for act in acts), default=-math.inf)
+    high = min((CLAMPS[type(act)][1] for act in acts), default=math.inf)
+    if torch.is_autocast_enabled("cuda"):
+        x = x.to(torch.get_autocast_dtype("cuda"))
+    with torch.autocast("cuda", enabled=False):
+        weight, bias = fold(
+            conv.weight, norm.running_mean, norm.running_var, norm.weight, norm.bias, eps=norm.eps, dtype=x.dtype
+        )
+        left, right, top, bottom = padding = _padding(conv, x)
+        single = conv.groups == conv.in_channels == conv.out_channels
+        if single and conv.stride[0] > 1 and conv.kernel_size[0] <= WIDEST:  # cuDNN is slow here, but not at stride 1
+            return depthwise(x, weight, bias, stride=conv.stride[0], padding=padding, low=low, high=high)
+        if (left, top) != (right, bottom):
+            x, left, top = F.pad(x, padding), 0, 0
+        out = F.conv2d(x, weight, None, conv.stride, (top, left), 1, conv.groups)
+        return bias_activation(out.contiguous(memory_format=torch.channels_last), bias, low, high)
+
+
+def _padding(conv: Any, x: Tensor) -> tuple[int, int, int, int]:
+    """Padding on the left, right, top and bottom."""
+    if type(conv).__name__.removeprefix("Folded") != "Conv2dSame":  # timm's, padded as TensorFlow does
+        return conv.padding[1], conv.padding[1], conv.padding[0], conv.padding[0]
+    down, along = (
+        max((-(-side // step) - 1) * step + kernel - side, 0)
+        for side, step, kernel in zip(x.shape[2:], conv.stride, conv.kernel_size, strict=True)
+    )
+    return along // 2, along - along // 2, down // 2, down - down // 2
