@@ -25,7 +25,9 @@ def check(function, reference, inputs, rtol=1e-5):
     got, want = function(*inputs), reference(*precise)
     gradient = torch.randn_like(got)
     pairs = [(got, want)]
-    pairs += zip(torch.autograd.grad(got, inputs, gradient), torch.autograd.grad(want, precise, gradient.double()))
+    pairs += zip(
+        torch.autograd.grad(got, inputs, gradient), torch.autograd.grad(want, precise, gradient.double()), strict=True
+    )
     for ours, exact in pairs:
         assert float((ours.double() - exact).norm()) <= rtol * float(exact.norm())
 

@@ -236,7 +236,7 @@ class _BiasActivation(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         (out,) = ctx.saved_tensors
         gradient = gradient.contiguous(memory_format=torch.channels_last)
         return *_clamped(gradient, out, *ctx.bounds), None, None
@@ -268,7 +268,7 @@ class _Depthwise(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         x, taps, out = ctx.saved_tensors
         shape, stride, kernel, bounds = ctx.about
         (count, channels), (high, across, height) = x.shape[:2], shape[:3]
@@ -326,7 +326,7 @@ class _Fold(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, by_out: Tensor, by_bias: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, by_out: Tensor, by_bias: Tensor) -> tuple[Tensor | None, ...]:
         weight, mean, variance, gamma = ctx.saved_tensors
         size = weight[0].numel()
         if by_out.stride() != weight.stride():
