@@ -20,13 +20,21 @@ from nearkin.training.test_view import choose_view, shorter_plan
 
 
 def train_held_out(
-    plan: Plan, data: Dataset, *, by: str, metrics: Sequence[str] = (), shorter: bool = False, reporter: Reporter
+    plan: Plan,
+    data: Dataset,
+    *,
+    by: str,
+    metrics: Sequence[str] = (),
+    shorter: bool = False,
+    block: tuple[int, int] = (3, 4),
+    reporter: Reporter,
 ) -> Json:
     """Train once; return the test view that is best by a metric, and the metrics in the training's view and in that.
 
-    `shorter` trains a third of the epochs.
+    `shorter` trains a third of the epochs; `block` is the part of the classes to hold out, and of how many.
     """
-    kept, held = training_images(dataclasses.replace(plan, select="validation"), data)
+    fold, folds = block
+    kept, held = training_images(dataclasses.replace(plan, select="validation", fold=fold + 1, folds=folds), data)
     assert held is not None
     held = sample_fraction(held, plan.fraction, seed=plan.seed)
     plan = dataclasses.replace(plan, select="last", test_view="given", fraction=1.0)

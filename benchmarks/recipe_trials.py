@@ -1,15 +1,16 @@
-"""Try settings on held-out training classes, and measure the chosen ones once on the test half.
+"""Try settings on held-out training classes, and measure the best ones once on the test half.
 
 A trial changes the recipe `paper`, trains a third of its epochs without a quarter of the training classes, and scores
-that quarter in the view of the training and in the best one: exactly what `--test-view auto` does before a training.
-Trials that gain on their own are then tried together. The test half is not read.
+that quarter in the view of the training and in the best one: what `--test-view auto` does before a training. Trials
+that gain on their own are then tried together, and the best of all at the further sizes. The test half is not read.
 
-    python benchmarks/recipe_trials.py --data cub:PATH --suite cub_lite0 --seconds 200       # the most promising first
-    python benchmarks/recipe_trials.py --data cub:PATH --final paper together "together at 288" --seeds 0,1,2
+    python benchmarks/recipe_trials.py --data cub:PATH --suite cub_lite0 --seconds 250
+    python benchmarks/recipe_trials.py --data cub:PATH --seconds 250 --final best "paper at 224" --final-seconds 300
 
-`--suite` first chooses the larger test view of a suite, as suite_view.py does. `--final` trains on all classes with the
-settings of a trial, for all epochs, and measures the test half in the view of the training and in the one that the
-trial chose. A trial that was not made yet is made first. Results are written after every training, to
+Trials run in the order of `TRIALS` at the first of `--sizes`, and with further `--splits` those that gain run again
+with another quarter of the classes held out. `--final` trains on all classes for all epochs, one seed of every trial
+after the other, and measures the test half in the view of the training and in the one that the trial chose; `best` is
+the best trial of each size. Run again, the command makes what is missing. Results are written after every training, to
 `results/recipes/` beside this script.
 """
 
@@ -17,7 +18,7 @@ import argparse
 import ast
 import dataclasses
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -45,146 +46,222 @@ SIDE = 448
 
 TRIALS: dict[str, dict[str, Any]] = {
     "paper": {},
-    "cosine": {"schedule": "cosine"},
-    "head rate x10": {"head_lr": 1e-3},
-    "constant rate, mean": {"schedule": "constant", "average": 1.0, "average_from": 30},
+    "mean": {"schedule": "constant", "average": 1.0, "average_from": 30},
     "layer norm": {"layer_norm": True},
-    "gem": {"pool": "gem"},
-    "crops from 0.16": {"augment": "resized_crop(scale=(0.16, 1))"},
-    "rate x2, cosine": {"schedule": "cosine", "lr": 2e-4},
-    "jitter": {"augment": "jitter(resized_crop)"},
-    "erase": {"augment": "erase(resized_crop)"},
-    "smooth softmax": {
+    "cosine": {"schedule": "cosine"},
+    "softmax": {
         "method": "norm_softmax(temperature=0.05, smoothing=0.1)", "layer_norm": True, "images_per_class": 0
     },
+    "head rate x10": {"head_lr": 1e-3},
+    "jitter": {"augment": "jitter(resized_crop)"},
+    "gem": {"pool": "gem"},
+    "drop path": {"drop_path": 0.1},
+    "rate x2, mean": {"schedule": "constant", "lr": 2e-4, "average": 1.0, "average_from": 30},
+    "erase": {"augment": "erase(resized_crop)"},
+    "slow proxies": {"method": "proxy_anchor(alpha=32.0, delta=0.1, speed=30)"},
+    "crops from 0.16": {"augment": "resized_crop(scale=(0.16, 1))"},
     "mpa": {"method": "mpa_ap"},
+    "rate x2, cosine": {"schedule": "cosine", "lr": 2e-4},
     "ramp, cosine": {"schedule": "cosine", "ramp": 3},
-    "rate x2, constant, mean": {"schedule": "constant", "lr": 2e-4, "average": 1.0, "average_from": 30},
+    "soft softmax": {
+        "method": "norm_softmax(temperature=0.1, smoothing=0.1)", "layer_norm": True, "images_per_class": 0
+    },
 }  # fmt: skip
 """Changes of the recipe `paper`, the most promising first."""
-
-SIZES = {"together": 224, "paper at 256": 256, "together at 256": 256, "paper at 288": 288, "together at 288": 288}
-"""Trials after those: all that gains, at several sizes."""
 
 GAIN = 0.3
 """How much a trial has to gain on its own to be part of `together`."""
 
+SPLITS = 4
+"""The training classes are cut into this many blocks, each of which can be held out."""
+
+LONGER = 4
+"""How many times as long as a trial a final training takes: three times the epochs, a third more images."""
+
 METRICS = ("R@1", "MAP@R")
 
 
+class Clock:
+    """Does work for which there is time, judging by the last work of the same cost."""
+
+    def __init__(self, seconds: float, unit: float = 0.0) -> None:
+        self.ends, self.unit = time.monotonic() + seconds, unit
+
+    def run(self, work: Callable[[], None], *, name: str, cost: float = 1.0, reserve: float = 0.0) -> None:
+        """Do some work if it fits, and work of the cost `reserve` after it."""
+        began = time.monotonic()
+        if began + (cost + reserve) * self.unit > self.ends:
+            print(f"{name}: no time", flush=True)
+            return
+        try:
+            work()
+        except (NearkinError, RuntimeError) as error:  # the others are worth trying
+            print(f"{name}: {type(error).__name__}: {error}", flush=True)
+        else:
+            self.unit = (time.monotonic() - began) / cost
+
+
 class Trials:
-    """The trials of one file: those that were made, and making more."""
+    """The trials of one file: those that were made, and making more. Each is named "CHANGE at SIZE"."""
 
     def __init__(self, given: argparse.Namespace, reporter: Reporter) -> None:
         self.given, self.reporter = given, reporter
         self.path = given.out / "trials.json"
         self.made: dict[str, Json] = read_json(self.path)["trials"] if self.path.exists() else {}
-        self.data = plan_dataset(self.plan({}))
+        self.clock = Clock(given.seconds)
+        self.data = plan_dataset(self.plan({}, given.sizes[0]))
 
-    def plan(self, settings: Mapping[str, Any], **more: Any) -> Plan:
+    def plan(self, settings: Mapping[str, Any], size: int, **more: Any) -> Plan:
         """The plan of some changes, with the epochs of the recipe."""
         given = self.given
-        base = {"backbone": "lite0", "metrics": METRICS, "device": given.device, "data": given.data}
+        base = {"backbone": "lite0", "metrics": METRICS, "device": given.device, "data": given.data, "size": size}
         chosen = {**recipe_settings("paper"), **base, **settings, **more, **given.set}
         plan = make_plan(chosen, backbone_settings(chosen["backbone"]))
-        return dataclasses.replace(plan, stored=SIDE / (plan.size or 224))
+        return dataclasses.replace(plan, stored=SIDE / size)
 
-    def make(self, name: str, settings: dict[str, Any]) -> None:
-        """Make one trial and write all that were made."""
-        began = time.monotonic()
-        plan = self.plan(settings, seed=self.given.seed)
-        found = train_held_out(
-            plan, self.data, by="MAP@R", metrics=METRICS, shorter=True, reporter=self.reporter
-        )  # fmt: skip
-        score = sum(found["scores"][f"{metric} at {found['best']}"] for metric in METRICS) / len(METRICS)
-        seconds = round(time.monotonic() - began, 1)
-        self.made[name] = {"settings": settings, "score": round(score, 3), **found, "seconds": seconds}
-        self.write()
-        print(f"{name}: {score:.2f} in {seconds} s; {found['scores']}", flush=True)
+    def make_all(self) -> None:
+        """Make the trials that fit into the time: single changes, those that gain together, the best at other sizes."""
+        size, *larger = self.given.sizes
+        first, *more = self.given.splits
+        room = 1 + sum((side / size) ** 2 for side in larger)  # for `together` and the best at other sizes
+        for change, settings in TRIALS.items():
+            self.make(change, settings, size, split=first, reserve=room)
+        for split in more:
+            for change in ["paper", *self.gaining(size)]:
+                self.make(change, TRIALS[change], size, split=split, reserve=room)
+        if len(self.gaining(size)) > 1:
+            self.make("together", self.together(size), size, split=first, reserve=room - 1)
+        for side in larger:
+            if best := self.best(size):
+                self.make(best.rpartition(" at ")[0], self.made[best]["settings"], side, split=first)
+        for side in larger:
+            self.make("paper", {}, side, split=first)
+
+    def make(self, change: str, settings: dict[str, Any], size: int, *, split: int, reserve: float = 0.0) -> None:
+        """Make one trial, unless it was made or there is no time, and write all that were made."""
+        name = f"{change} at {size}"
+        made = self.made.get(name, {})
+        if made.get("settings") != settings:
+            made = {"settings": settings, "size": size, "splits": {}}
+        if str(split) in made["splits"]:
+            return
+
+        def train() -> None:
+            began = time.monotonic()
+            found = train_held_out(
+                self.plan(settings, size, seed=self.given.seed),
+                self.data,
+                by="MAP@R",
+                metrics=METRICS,
+                shorter=True,
+                block=(split - 1, SPLITS),
+                reporter=self.reporter,
+            )
+            found["score"] = round(sum(found["scores"][f"{each} at {found['best']}"] for each in METRICS) / 2, 3)
+            found["seconds"] = round(time.monotonic() - began, 1)
+            made["splits"][str(split)] = found
+            self.made[name] = made
+            self.write()
+            print(f"{name}, split {split}: {found['score']:.2f} in {found['seconds']} s; {found['scores']}", flush=True)
+
+        self.clock.run(train, name=name, cost=(size / self.given.sizes[0]) ** 2, reserve=reserve)
 
     def write(self) -> None:
-        ranking = sorted(self.made, key=lambda name: -self.made[name]["score"])
-        about = {
-            "recipe": "paper",
-            "set": self.given.set,
-            "data": self.given.data.split(":")[0],
-            "seed": self.given.seed,
-        }
-        write_json(self.path, {**about, "ranking": ranking, "trials": self.made, **source()})
+        """Write the file of all trials."""
+        given = self.given
+        about = {"recipe": "paper", "set": given.set, "data": given.data.split(":")[0], "seed": given.seed}
+        content = {**about, "gains": self.gains(), "trials": self.made, **source()}
+        write_json(self.path, content)
 
-    def settings(self, name: str) -> dict[str, Any]:
-        """The settings of a trial by its name."""
-        if name in TRIALS:
-            return TRIALS[name]
-        size = {"size": SIZES[name]}
-        return size if name.startswith("paper") else {**self.gains(), **size}
+    def gains(self) -> dict[str, float]:
+        """By how much each trial is above the recipe at the first size, on average over its splits; best first."""
+        paper = self.made.get(f"paper at {self.given.sizes[0]}", {"splits": {}})["splits"]
+        found = {}
+        for name, made in self.made.items():
+            if shared := [split for split in made["splits"] if split in paper]:
+                gain = sum(made["splits"][split]["score"] - paper[split]["score"] for split in shared) / len(shared)
+                found[name] = round(gain, 3)
+        return dict(sorted(found.items(), key=lambda each: -each[1]))
 
-    def gains(self) -> dict[str, Any]:
-        """All changes that gain on their own; of two that change the same setting the better one."""
-        scores = {name: self.made[name]["score"] for name in TRIALS if name in self.made}
-        together: dict[str, Any] = {}
-        for name in sorted(scores, key=lambda each: -scores[each]):
-            if scores[name] >= scores["paper"] + GAIN and not together.keys() & TRIALS[name].keys():
-                together |= TRIALS[name]
-        return together
+    def best(self, size: int) -> str | None:
+        """The name of the best trial of a size."""
+        return next((name for name in self.gains() if self.made[name]["size"] == size), None)
 
-    def rest(self) -> Iterator[str]:
-        """The names of trials that fit into the seconds, by the time that the last ones took."""
-        ends = time.monotonic() + self.given.seconds
-        for number, name in enumerate(names := [*TRIALS, *SIZES]):
-            if name in self.made:
-                continue
-            single = max((trial["seconds"] for trial in self.made.values()), default=0.0)
-            kept = 0.0 if name in SIZES else single * (1 + 1.65)  # for `together` at 224 and at 288
-            if time.monotonic() + single + kept > ends and name not in ("together", "together at 288"):
-                print(f"{name}: left out, {len(names) - number} trials are left")
-                continue
-            yield name
+    def gaining(self, size: int) -> list[str]:
+        """The single changes that gain enough, best first; of those that change the same setting only the best."""
+        kept: list[str] = []
+        for name, gain in self.gains().items():
+            change, _, side = name.rpartition(" at ")
+            taken = {setting for each in kept for setting in TRIALS[each]}
+            if gain >= GAIN and int(side) == size and change in TRIALS and not taken & TRIALS[change].keys():
+                kept.append(change)
+        return kept
+
+    def together(self, size: int) -> dict[str, Any]:
+        """All changes that gain on their own."""
+        return {name: value for change in self.gaining(size) for name, value in TRIALS[change].items()}
 
 
-def final(trials: Trials, name: str, seed: int) -> Json:
-    """Train on all classes, and measure the test half in both views."""
-    reporter, made = trials.reporter, trials.made[name]
-    view = view_settings(made["view"])
-    plan = trials.plan(made["settings"], **view, seed=seed)
-    with TemporaryDirectory() as folder:
-        run = RunFolder(folder)
-        train_model(run, plan, data=trials.data, resume=False, reporter=reporter)
-        model, result = load(run, device=plan.device), run.read_result()
+class Final:
+    """The settings of a trial, trained on all classes and measured on the test half, with several seeds."""
+
+    def __init__(self, trials: Trials, name: str) -> None:
+        self.trials, self.name, made = trials, name, trials.made[name]
+        self.settings, self.size = made["settings"], made["size"]
+        split = next(iter(made["splits"].values()))
+        self.view, expected = split["view"], LONGER * split["seconds"]
+        self.clock = Clock(0.0, expected)
+        plan = dataclasses.asdict(trials.plan(self.settings, self.size, **view_settings(self.view)))
+        self.plan = {key: value for key, value in plan.items() if key not in ("data", "seed", "device", "metrics")}
+        self.path = trials.given.out / f"final {name}.json".replace(" ", "_").replace(",", "")
+        about = read_json(self.path) if self.path.exists() else {}
+        self.runs: list[Json] = about["runs"] if about.get("plan") == self.plan else []
+
+    def train(self, seed: int, ends: float) -> None:
+        """Measure one more seed, unless it was measured or there is no time before `ends`."""
+        if not any(run["seed"] == seed for run in self.runs):
+            self.clock.ends = ends
+            self.clock.run(lambda: self.add(seed), name=f"{self.name}, seed {seed}")
+
+    def add(self, seed: int) -> None:
+        """Measure one more seed and write all of them."""
+        self.runs.append({"seed": seed, **self.measure(seed)})
+        metrics = self.runs[0]["scores"]
+        mean = {each: round(sum(run["scores"][each] for run in self.runs) / len(self.runs), 3) for each in metrics}
+        trial = self.trials.made[self.name]
+        about = {"name": self.name, "mean": mean, "runs": self.runs, "trial": trial, "plan": self.plan}
+        write_json(self.path, {**about, **source()})
+        print(f"{self.name}, seed {seed}: {self.runs[-1]}; mean of {len(self.runs)}: {mean}", flush=True)
+
+    def measure(self, seed: int) -> Json:
+        """Train on all classes, and measure the test half in both views."""
+        reporter, data = self.trials.reporter, self.trials.data
+        plan = self.trials.plan(self.settings, self.size, seed=seed, **view_settings(self.view))
+        with TemporaryDirectory() as folder:
+            run = RunFolder(folder)
+            train_model(run, plan, data=data, resume=False, reporter=reporter)
+            model, result = load(run, device=plan.device), run.read_result()
         chosen = SquareView(model.test_size, model.short_side)
-        scores = {
-            f"{metric} at {chosen.size} of {chosen.short_side}": value for metric, value in result["scores"].items()
-        }
+        scores = {f"{metric} at {chosen.size} of {chosen.short_side}": v for metric, v in result["scores"].items()}
         model.show(test_size=0, test_crop=0.0)
-        if (usual := SquareView(model.test_size, model.short_side)) != chosen:
-            opened = open_images(model, trials.data.test, "test", reporter=reporter)
+        usual = SquareView(model.test_size, model.short_side)
+        if usual != chosen:
+            opened = open_images(model, data.test, "test", reporter=reporter)
             measured = measure(embed_images(model, opened, reporter=reporter), METRICS)
             scores |= {f"{metric} at {usual.size} of {usual.short_side}": value for metric, value in measured.items()}
-    rounded = {metric: round(value, 3) for metric, value in scores.items()}
-    print(f"{name}, seed {seed}: {rounded} in {result['seconds']} s", flush=True)
-    return {
-        "seed": seed,
-        "scores": rounded,
-        "seconds": result["seconds"],
-        "images_per_second": result["images_per_second"],
-    }
+        rounded = {metric: round(value, 3) for metric, value in scores.items()}
+        return {"scores": rounded, "seconds": result["seconds"], "images_per_second": result["images_per_second"]}
 
 
-def measure_final(trials: Trials, name: str, seeds: list[int]) -> None:
-    """Measure a trial's settings on the test half with several seeds, and write all of them."""
-    path = trials.given.out / f"final {name}.json".replace(" ", "_").replace(",", "")
-    runs: list[Json] = []
+def measure_finals(trials: Trials, names: Iterable[str], seeds: list[int], seconds: float) -> None:
+    """Measure trials on the test half, the first seed of all of them first, as far as the time reaches."""
+    chosen = [trials.best(size) for size in trials.given.sizes] if "best" in names else []
+    wanted = dict.fromkeys([*chosen, *(name for name in names if name != "best")])
+    finals = [Final(trials, name) for name in wanted if name in trials.made]
+    ends = time.monotonic() + seconds
     for seed in seeds:
-        runs.append(final(trials, name, seed))
-        mean = {
-            metric: round(sum(run["scores"][metric] for run in runs) / len(runs), 3) for metric in runs[0]["scores"]
-        }
-        plan = dataclasses.asdict(trials.plan(trials.made[name]["settings"]))
-        kept = {key: value for key, value in plan.items() if key not in ("data", "seed", "device")}
-        write_json(
-            path, {"name": name, "mean": mean, "runs": runs, "trial": trials.made[name], "plan": kept, **source()}
-        )
-    print(f"{name}, mean of {len(runs)}: {mean}", flush=True)
+        for final in finals:
+            final.train(seed, ends)
 
 
 def setting_value(text: str) -> Any:
@@ -195,13 +272,21 @@ def setting_value(text: str) -> Any:
         return text
 
 
+def whole_numbers(text: str) -> list[int]:
+    """The numbers of an argument such as 0,1,2."""
+    return [int(part) for part in text.split(",")]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", required=True, help="as for nearkin train")
-    parser.add_argument("--seconds", type=float, default=200.0, help="of trials; none starts that would take longer")
+    parser.add_argument("--seconds", type=float, default=250.0, help="of trials; none starts that would take longer")
     parser.add_argument("--seed", type=int, default=0, help="of the trials")
+    parser.add_argument("--sizes", type=whole_numbers, default=[224, 288], help="the first is that of single changes")
+    parser.add_argument("--splits", type=whole_numbers, default=[4], help="blocks of classes to hold out, 1 to 4")
     parser.add_argument("--final", nargs="+", default=[], metavar="TRIAL", help="measure these on the test half")
-    parser.add_argument("--seeds", default="0,1,2", help="of the final trainings")
+    parser.add_argument("--final-seconds", type=float, default=300.0, help="of final trainings")
+    parser.add_argument("--seeds", type=whole_numbers, default=[0, 1, 2], help="of the final trainings")
     parser.add_argument("--suite", help="first choose the test view of this suite, as suite_view.py does")
     parser.add_argument("--suite-epochs", type=int, default=0)
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="a setting of all trainings")
@@ -211,23 +296,14 @@ def main() -> None:
     given.set = {name: setting_value(text) for name, _, text in (each.partition("=") for each in given.set)}
     given.out.mkdir(parents=True, exist_ok=True)
     with keep_images_open():
+        trials = Trials(given, Reporter(Console() if Console().is_terminal else None))
+        trials.make_all()
+        for name, gain in trials.gains().items():
+            print(f"{gain:+6.2f}  {name:24} {next(iter(trials.made[name]['splits'].values()))['scores']}")
+        measure_finals(trials, given.final, given.seeds, given.final_seconds)
         if given.suite:
             out = given.out / f"view_{given.suite}.json"
             suite_view(given.suite, data=given.data, out=out, epochs=given.suite_epochs, device=given.device)
-        trials = Trials(given, Reporter(Console() if Console().is_terminal else None))
-        for name in given.final or trials.rest():
-            try:
-                if name not in trials.made:
-                    trials.make(name, trials.settings(name))
-            except (NearkinError, RuntimeError) as error:  # the others are worth trying
-                print(f"{name}: {type(error).__name__}: {error}", flush=True)
-                continue
-            if given.final:
-                measure_final(trials, name, [int(seed) for seed in given.seeds.split(",")])
-    if not given.final:
-        for name in sorted(trials.made, key=lambda each: -trials.made[each]["score"]):
-            made = trials.made[name]
-            print(f"{made['score']:6.2f}  {name:24} {made['scores']}")
 
 
 if __name__ == "__main__":

@@ -198,7 +198,7 @@ def test_a_choice_that_was_interrupted_is_continued(chosen, birds, tmp_path, mon
 @pytest.fixture(scope="module")
 def held(birds):
     """A run with held-out classes that chose its view by its own model, and the same run without a choice."""
-    common = {**TINY, "batch": 12, "seed": 1, "select": "validation", "data": f"folder:{birds}"}
+    common = {**TINY, "batch": 12, "seed": 3, "select": "validation", "data": f"folder:{birds}"}
     return [nk.train(**common, test_view=view, out=birds.parent / f"held-{view}") for view in ("auto", "given")]
 
 
@@ -222,7 +222,7 @@ def test_the_network_before_training_is_measured_in_the_view_that_was_chosen(hel
     assert record["size"] > 32
     size, crop = record["size"], record["size"] / record["short_side"]
     given = nk.train(
-        **TINY | {"epochs": 0, "seed": 1},
+        **TINY | {"epochs": 0, "seed": 3},
         data=f"folder:{birds}",
         select="validation",
         test_size=size,
@@ -258,8 +258,9 @@ def test_views_are_larger_up_to_what_the_images_show():
     nk_trunk.channels, nk_trunk.weight = 3, torch.nn.Parameter(torch.zeros(1))
     all_sizes = [(224, 256), (224, 224), (256, 288), (256, 256), (288, 320), (288, 288), (320, 352), (320, 320)]
     assert views(224, 256) == all_sizes
-    assert views(224, 200) == [view for view in all_sizes if view[1] <= 300]
+    assert views(224, 200) == [view for view in all_sizes if view[1] <= 333]
     assert views(224, 100) == [(224, 256)]
+    assert (384, 425) in views(288, 256)
     assert [size for size, _ in views(288, 2000)[::2]] == [288, 320, 384, 416]
     assert [size for size, _ in views(32, 2000)[::2]] == [32, 36, 40, 44]
 

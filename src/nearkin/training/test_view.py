@@ -30,7 +30,7 @@ from nearkin.training.run_folder import RunFolder
 LARGER = 4
 """Sizes that are tried: 7/7, 8/7, 9/7 and 10/7 of the training size, such as 224, 256, 288 and 320."""
 
-ENLARGED = 1.5
+ENLARGED = 5 / 3
 """The largest factor by which half of the held-out images may be enlarged."""
 
 FEWEST = 4
