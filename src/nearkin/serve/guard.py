@@ -86,7 +86,8 @@ class Guesses:
     def wait(self, address: str) -> int:
         """Seconds until a token from this address is looked at; 0 for now."""
         debt = self.paid_at.get(address, 0.0) - time.monotonic()
-        return max(0, math.ceil(debt - (FREE_GUESSES - 1) * GUESS_SECONDS))
+        owed = debt - (FREE_GUESSES - 1) * GUESS_SECONDS
+        return max(0, math.ceil(round(owed, 6)))  # ten sums of 1 second to a clock may differ from 10 by rounding
 
     def count(self, address: str) -> None:
         """Remember a wrong token."""
