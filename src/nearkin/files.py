@@ -11,7 +11,7 @@ import platform
 import re
 import subprocess
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -279,19 +279,49 @@ def _digest(tensors: Mapping[str, Tensor], about: str) -> str:
 
 def read_tensors(path: Path, *, needs: Needs = NOTHING_NEEDED) -> tuple[dict[str, Tensor], Json]:
     """Read the tensors and the record of a file from `write_tensors`; check its digest and what the record `needs`."""
+    tensors, about, check = map_tensors(path, needs=needs)
+    check()
+    return tensors, about
+
+
+def map_tensors(path: Path, *, needs: Needs = NOTHING_NEEDED) -> tuple[dict[str, Tensor], Json, Callable[[], None]]:
+    """As `read_tensors`, but only the record is read and checked; the function checks the digest of the tensors.
+
+    The tensors are mapped: the system reads from the file what is used. No file stays open.
+    """
+    advice = "restore it, or train again"
     try:
-        with safe_open(path, framework="pt") as file:
+        with _opened(path) as file:
             tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (not a mapping)
             metadata = file.metadata() or {}
         text = metadata.get("about", "{}")
         about = _read_record(text.encode(), needs)
-        if metadata.get("sha256", known := _digest(tensors, text)) != known:
-            raise ValueError("its content has changed since it was written")
     except FileNotFoundError:
         raise NearkinError(f"There is no {path}.") from None
     except (SafetensorError, ValueError) as error:
-        raise NearkinError(f"{path} is damaged ({error}): restore it, or train again.") from None
-    return tensors, about
+        raise NearkinError(f"{path} is damaged ({error}): {advice}.") from None
+
+    def check() -> None:
+        if "sha256" in metadata and metadata["sha256"] != _digest(tensors, text):
+            raise NearkinError(f"{path} is damaged (its content has changed since it was written): {advice}.")
+
+    return tensors, about, check
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    """Open a safetensors file. Its library takes only names in UTF-8; others are opened through the system's own."""
+    with suppress(UnicodeEncodeError):
+        str(path).encode()
+        with safe_open(path, framework="pt") as file:
+            yield file
+        return
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        with safe_open(f"/proc/self/fd/{handle}", framework="pt") as file:
+            yield file
+    finally:
+        os.close(handle)
 
 
 def content_digest(path: Path) -> str:
@@ -300,7 +330,7 @@ def content_digest(path: Path) -> str:
     The bytes of the file are no substitute: the order of entries in its header varies.
     """
     try:
-        with safe_open(path, framework="pt") as file:
+        with _opened(path) as file:
             known: str | None = (file.metadata() or {}).get("sha256")
     except SafetensorError as error:
         raise NearkinError(f"{path} is damaged ({error}): restore it, or train again.") from None

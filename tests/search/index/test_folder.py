@@ -11,18 +11,20 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 from made import make_run
 
 from nearkin.errors import NearkinError
 from nearkin.files import write_lock
-from nearkin.search.index import Hit, Index, create_index, open_index
+from nearkin.search.index import Hit, Index, create_index, open_index, segment_files, segments
 from nearkin.search.index import exact as exact_search
 from nearkin.search.index.base import points
 from nearkin.search.query import model_of
 from nearkin.space import Space
 
 DIM = 6
+FIRST_VERSION = Path(__file__).parents[2] / "fixtures" / "first_version" / "index"
 
 
 def made(count: int, *, seed: int = 0, dim: int = DIM, classes: int = 5):
@@ -222,6 +224,73 @@ def test_segments_are_merged_and_removed_items_leave_them(tmp_path):
     assert not list((tmp_path / "i").glob("*.safetensors"))
 
 
+def test_a_commit_writes_no_more_rows_in_a_large_index(tmp_path, monkeypatch):
+    monkeypatch.setattr(segments, "LARGE", 64)
+    monkeypatch.setattr(os, "fsync", lambda _: None)
+    written: list[int] = []
+    write = segments.write_segment
+
+    def counted(folder, name, columns):
+        written.append(len(columns.ids))
+        return write(folder, name, columns)
+
+    monkeypatch.setattr(segments, "write_segment", counted)
+    index = create_index(tmp_path / "i", dim=DIM, space="cosine")
+    x, paths, labels = made(1024)
+    for start in range(0, 1024, 8):
+        chosen = slice(start, start + 8)
+        index.add(x[chosen], paths=paths[chosen], labels=labels[chosen])
+    halves = np.array_split(np.array(written), 2)
+    assert halves[0].sum() == halves[1].sum() == 64 * (7 * 8 + 64) / 8  # each row once or twice
+    assert max(written) == 64
+    written.clear()
+    for start in range(0, 1024, 128):  # of few items: they are only marked
+        index.remove(paths[start : start + 8])
+    assert not written
+    known = {path.name for path in (tmp_path / "i").iterdir()}
+    assert known == {"index.json", ".lock", *index.manifest.files}
+    assert len(index.manifest.segments) == 16
+    assert len(index.manifest.removed) == 1  # merged
+    again = open_index(tmp_path / "i")
+    assert again.items() == index.items() == naive_items(paths, labels)
+    same(again.search(x[:3], 5), naive(again, x[:3], 5))
+
+
+def naive_items(paths, labels):
+    left = [n for n in range(1024) if n % 128 >= 8]
+    return [paths[n] for n in left], [paths[n] for n in left], [labels[n] for n in left]
+
+
+def test_opening_reads_no_items_and_keeps_no_file_open(tmp_path, monkeypatch):
+    filled(tmp_path / "i")
+    checked: list[str] = []
+    check = segment_files.SegmentFile.column
+    monkeypatch.setattr(segment_files.SegmentFile, "column", lambda s, name: checked.append(name) or check(s, name))
+    handles = psutil.Process().num_fds()
+    index = open_index(tmp_path / "i")
+    assert len(index) == 200
+    assert not checked
+    assert psutil.Process().num_fds() == handles
+    index.item("0/7.png")
+    assert "vectors" not in checked
+
+
+def test_an_index_of_the_first_version_is_rewritten_by_the_next_commit(tmp_path):
+    shutil.copytree(FIRST_VERSION, tmp_path / "i")
+    old = open_index(tmp_path / "i")
+    items, x, stamps = old.items(), old.embeddings(), old.stamps()
+    assert all(segment.file.is_old for segment in old.rows.segments)
+    old.remember(note=1)  # a manifest of this version with files of the first
+    old = open_index(tmp_path / "i")
+    assert old.items() == items
+    old.add(x[:1], paths=["new"], labels=[None])
+    again = open_index(tmp_path / "i")
+    assert not any(segment.file.is_old for segment in again.rows.segments)
+    assert again.items().ids == [*items.ids, "new"]
+    assert again.stamps() == {**stamps, "new": (None, None)}
+    np.testing.assert_allclose(again.embeddings(), np.concatenate([x, x[:1]]), rtol=1e-6)
+
+
 def test_two_writers_in_turn_see_each_other(tmp_path):
     one = filled(tmp_path / "i")
     two = open_index(tmp_path / "i")
@@ -282,7 +351,14 @@ def test_damaged_file_is_an_error(tmp_path, name, harm):
     else:
         path.write_bytes(bytes(data[:-9] if harm == "cut" else data))
     with pytest.raises(NearkinError, match=r"damaged|missing|There is no"):
-        open_index(tmp_path / "i")
+        use_all(tmp_path / "i")
+
+
+def use_all(folder: Path) -> None:
+    """Open an index, and use every array of its files: each is checked on its first use."""
+    for segment in open_index(folder).rows.segments:
+        for name in segment.file._arrays:
+            segment.file.column(name)
 
 
 def test_an_interrupted_creation_can_be_repeated(tmp_path):

@@ -24,6 +24,7 @@ MIN_ITEMS = 1000  # with fewer, an exact search is faster
 LINKS = 32  # neighbours per HNSW node; twice as many on the bottom layer
 BUILD_EFFORT = 100  # candidates examined for a new node's neighbours
 REFINE = 16  # times k candidates of IVF-PQ are scored again, since their codes are coarse
+BLOCK = 2**16  # vectors added to a graph at once
 PROBES = 8  # HNSW effort that costs about as much as reading one inverted list
 
 
@@ -97,19 +98,19 @@ def import_faiss() -> Any:
 def make_graph(kind: Kind, rows: Rows, *, space: Space, old: Graph | None = None) -> Graph:
     """Build a graph over all rows, or extend a copy of an old one by the newer rows."""
     faiss = import_faiss()
-    alive = np.flatnonzero(rows.alive)
+    wanted = np.flatnonzero(rows.alive)
     if old is not None:
-        alive = alive[rows.keys[alive] > old.last]
+        wanted = wanted[rows.keys[wanted] > old.last]
         index = faiss.clone_index(old.faiss)
     else:
-        index = faiss.IndexIDMap(_empty(faiss, kind, rows.vectors[alive], space))
-    if len(alive):
-        index.add_with_ids(rows.vectors[alive], rows.keys[alive])
-    return Graph(index, kind, int(rows.keys[-1]))
+        index = faiss.IndexIDMap(_empty(faiss, kind, rows, wanted, space))
+    for numbers, vectors in rows.vectors.blocks_of(wanted, BLOCK):
+        index.add_with_ids(vectors, rows.keys[numbers])
+    return Graph(index, kind, rows.last_key)
 
 
-def _empty(faiss: Any, kind: Kind, vectors: Floats, space: Space) -> Any:
-    count, dim = vectors.shape
+def _empty(faiss: Any, kind: Kind, rows: Rows, wanted: Ints, space: Space) -> Any:
+    count, dim = len(wanted), rows.dim
     metric = faiss.METRIC_L2 if space.is_monotone_in_distance else faiss.METRIC_INNER_PRODUCT
     if kind == "hnsw":
         index = faiss.IndexHNSWFlat(dim, LINKS, metric)
@@ -121,7 +122,7 @@ def _empty(faiss: Any, kind: Kind, vectors: Floats, space: Space) -> Any:
     index = faiss.IndexIVFPQ(coarse, dim, lists, codes, 8, metric)
     index.cp.min_points_per_centroid = index.pq.cp.min_points_per_centroid = 1  # else faiss prints warnings
     sample = np.random.default_rng(0).permutation(count)[: max(100_000, 64 * lists)]
-    index.train(vectors[np.sort(sample)])
+    index.train(rows.vectors.take(wanted[np.sort(sample)]))
     return index
 
 

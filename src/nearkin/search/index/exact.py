@@ -5,6 +5,7 @@ The final candidates are scored again in float64, so that a similarity depends n
 block size.
 """
 
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -22,6 +23,38 @@ SPARE = 8  # extra candidates, since float32 products may swap close neighbours
 MANY = 4  # times k candidates per query and block: beyond that, partitioning the block is faster than sorting
 
 
+class Pieces:
+    """Vectors [N, D] in several arrays, such as mapped files, as if they were one."""
+
+    def __init__(self, arrays: Sequence[Floats], dim: int) -> None:
+        self.arrays, self.dim = [array for array in arrays if len(array)], dim
+        self.starts = np.cumsum([0, *map(len, self.arrays)])
+
+    def __len__(self) -> int:
+        return int(self.starts[-1])
+
+    def take(self, rows: Ints) -> Floats:
+        """The vectors [*, D] of some rows [*]."""
+        found = np.empty((*rows.shape, self.dim), np.float32)
+        piece = np.searchsorted(self.starts, rows, side="right") - 1
+        for number in np.unique(piece).tolist():
+            here = piece == number
+            found[here] = self.arrays[number][rows[here] - self.starts[number]]
+        return found
+
+    def blocks(self, size: int) -> Iterator[tuple[Ints, Floats]]:
+        """All rows with their vectors, at most `size` at once."""
+        for first, array in zip(self.starts.tolist(), self.arrays, strict=False):
+            for start in range(0, len(array), size):
+                block = array[start : start + size]
+                yield np.arange(first + start, first + start + len(block)), block
+
+    def blocks_of(self, rows: Ints, size: int) -> Iterator[tuple[Ints, Floats]]:
+        """The same for some rows."""
+        for start in range(0, len(rows), size):
+            yield rows[start : start + size], self.take(rows[start : start + size])
+
+
 class _Best(NamedTuple):
     """The best items of each query so far, unordered."""
 
@@ -30,33 +63,32 @@ class _Best(NamedTuple):
 
 
 def search_exact(
-    vectors: Floats, queries: Floats, k: int, *, space: Space, wanted: Mask | None = None
+    vectors: Floats | Pieces, queries: Floats, k: int, *, space: Space, wanted: Mask | None = None
 ) -> tuple[Ints, Floats]:
     """Rows and similarities [Q, k] of the nearest wanted vectors, best first; fewer columns if there are fewer."""
+    pieces = vectors if isinstance(vectors, Pieces) else Pieces([vectors], vectors.shape[1])
     rows = None if wanted is None else np.flatnonzero(wanted)
-    count = len(vectors) if rows is None else len(rows)
+    count = len(pieces) if rows is None else len(rows)
     candidates = np.empty((len(queries), min(k + SPARE, count)), np.int64)
     for start in range(0, len(queries), QUERIES):
-        block = slice(start, start + QUERIES)
-        candidates[block] = _nearest(vectors, queries[block], candidates.shape[1], space, rows)
-    found, s = rescore(vectors, queries, candidates, space=space)
+        block = queries[start : start + QUERIES]
+        size = max(1, SCORES // len(block))
+        blocks = pieces.blocks(size) if rows is None else pieces.blocks_of(rows, size)
+        candidates[start : start + QUERIES] = nearest(blocks, block, candidates.shape[1], space)
+    found, s = rescore(pieces, queries, candidates, space=space)
     return found[:, :k], s[:, :k]
 
 
-def _nearest(vectors: Floats, queries: Floats, k: int, space: Space, rows: Ints | None) -> Ints:
-    """The rows [Q, k] of the nearest vectors, or of the nearest among `rows`, unordered."""
+def nearest(blocks: Iterable[tuple[Ints, Floats]], queries: Floats, k: int, space: Space) -> Ints:
+    """The rows [Q, k] of the nearest vectors in blocks of rows and vectors, unordered; -1 if there are fewer."""
     best = _Best(np.full((len(queries), k), -np.inf, np.float32), np.full((len(queries), k), -1))
-    size = max(1, SCORES // len(queries))
-    for start in range(0, len(vectors) if rows is None else len(rows), size):
-        number = None if rows is None else rows[start : start + size]
-        block = vectors[start : start + size] if number is None else vectors[number]
+    for rows, block in blocks:
         scores = block @ queries.T  # a quarter faster than queries @ block.T
         if space.by_distance:  # 1 − ‖x − v‖²/2 differs from x·v − ‖v‖²/2 by a constant of the query
             scores -= np.einsum("nd,nd->n", block, block)[:, None] / 2
         place, query = _better(scores, best)
         if len(query):
-            found = place + start if number is None else number[place]
-            best = _merged(best, query, scores[place, query], found)
+            best = _merged(best, query, scores[place, query], rows[place])
     return best.rows
 
 
@@ -81,12 +113,12 @@ def _merged(best: _Best, query: Ints, scores: Floats, rows: Ints) -> _Best:
     return _Best(scores[top], rows[top])
 
 
-def rescore(vectors: Floats, queries: Floats, found: Ints, *, space: Space) -> tuple[Ints, Floats]:
+def rescore(vectors: Pieces, queries: Floats, found: Ints, *, space: Space) -> tuple[Ints, Floats]:
     """Sort candidate rows [Q, k] by similarity, best first, ties by row; rows of -1 come last with −inf."""
     s = np.empty(found.shape, np.float32)
     for start in range(0, len(queries), QUERIES):
         block = slice(start, start + QUERIES)
-        s[block] = similarity(queries[block, None], vectors[found[block]], space)
+        s[block] = similarity(queries[block, None], vectors.take(np.maximum(found[block], 0)), space)
     s[found < 0] = -np.inf
     order = np.lexsort((found, -s))
     return np.take_along_axis(found, order, 1), np.take_along_axis(s, order, 1)
