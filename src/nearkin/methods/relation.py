@@ -3,19 +3,18 @@
 References are the batch itself (pair losses), proxies, a memory or representatives. `relate` turns a batch and its
 references into one record, the `Relation`, and objectives are short pure functions of it. They reduce only through the
 functions at the end of this file (log-sum-exp, sum, max, min, count; per row or per column), so that several ranks
-could each hold a slice of the columns.
+could each hold a slice of the columns, and so that what objectives compute per pair can exist block by block.
 """
 
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from nearkin.errors import NearkinError
+from nearkin.methods.column_blocks import By, Columns, Pairs, cut_columns, reduced
 from nearkin.space import Space, full_precision, norm
-
-By = Literal["row", "column"]
 
 EMPTY = -1
 """The label of an empty reference slot, which is neither positive nor negative for any sample."""
@@ -76,8 +75,8 @@ class _Project(torch.autograd.Function):
         return _through_norm(gradient / norm(w).clamp_min(ctx.floor), w, ctx.floor), None
 
 
-COMPARE_BLOCK = 2**21
-"""Numbers per block: large enough for a GPU, small compared with the references of a large data set."""
+COMPARE_BLOCK, GPU_COMPARE_BLOCK = 2**21, 2**23
+"""Numbers per block: small compared with the references of a large data set, but on a GPU enough to hide launches."""
 
 
 class _Compare(torch.autograd.Function):
@@ -104,7 +103,7 @@ class _Compare(torch.autograd.Function):
             ds = x.new_zeros(len(x), len(w))
         dx = torch.zeros_like(x) if ctx.needs_input_grad[0] else None
         dw = torch.empty_like(w) if ctx.needs_input_grad[1] else None
-        size = max(1, COMPARE_BLOCK // max(1, *x.shape))
+        size = max(1, (GPU_COMPARE_BLOCK if x.is_cuda else COMPARE_BLOCK) // max(1, *x.shape))
         with full_precision(x):
             for block in (slice(start, start + size) for start in range(0, len(w), size)):
                 n = norm(w[block]).clamp_min(ctx.floor)
@@ -177,12 +176,27 @@ def relate(x: Tensor, y: Tensor, refs: References, space: Space) -> Relation:
         a, v, products = _compare(x, refs, dtype, space)
         s = space.similarity(products, a, v)
     y, columns = y.long(), refs.labels.long()  # uint8 has no −1 for empty slots, narrow types cannot index
+    if (blocks := cut_columns(len(y), len(columns), refs.per_class)) is not None:
+        return _in_blocks(Relation(s, s, s, y, columns, a, v, refs.per_class, space), blocks)
     same, filled = y[:, None] == columns, columns != EMPTY
     neg = (~same).logical_and_(filled)
     pos = same.logical_and_(filled)
     if refs.rows is not None:
         pos.logical_and_(refs.rows != torch.arange(len(y), device=y.device)[:, None])
     return Relation(s, pos, neg, y, columns, a, v, refs.per_class, space)
+
+
+def _in_blocks(r: Relation, blocks: Columns) -> Relation:
+    """The relation to very many proxies, none of them EMPTY, with pairs computed one block of columns at a time."""
+
+    y, columns = r.rows[:, None], r.columns  # the blocks keep these, and not the vectors
+
+    def same(number: int) -> Tensor:
+        return y == blocks.narrow(columns, 0, number)
+
+    parts = same, lambda number: ~same(number)
+    s, pos, neg = Pairs.of(r.s, blocks), *(Pairs(part, blocks, r.s.shape) for part in parts)
+    return r._replace(s=cast("Tensor", s), pos=cast("Tensor", pos), neg=cast("Tensor", neg))
 
 
 def batch_references(x: Tensor, y: Tensor) -> References:
@@ -226,32 +240,34 @@ def _axis(by: By) -> int:
 
 def exists(mask: Tensor, by: By) -> Tensor:
     """Whether there is a pair in the mask."""
-    return mask.any(_axis(by))
+    return reduced(lambda mask: mask.any(_axis(by)), mask, by=by, join=lambda parts: parts.any(0))
 
 
 def count(mask: Tensor, by: By) -> Tensor:
     """Number of pairs in the mask, as float32."""
-    return mask.sum(_axis(by), dtype=torch.float32)
+    return reduced(lambda mask: mask.sum(_axis(by), dtype=torch.float32), mask, by=by)
 
 
 def total(z: Tensor, mask: Tensor, by: By) -> Tensor:
     """Sum over the mask; 0 if it is empty."""
-    return torch.where(mask, z, 0).sum(_axis(by))
+    return reduced(lambda z, mask: torch.where(mask, z, 0).sum(_axis(by)), z, mask, by=by)
 
 
 def total_of(z: Tensor, mask: Tensor | None = None) -> Tensor:
     """Sum over the mask, or over all pairs, as a scalar."""
-    return (z if mask is None else torch.where(mask, z, 0)).sum()
+    return reduced(torch.sum, z if mask is None else torch.where(mask, z, 0), by="row")
 
 
 def largest(z: Tensor, mask: Tensor, by: By) -> Tensor:
     """Maximum over the mask; −inf if it is empty."""
-    return torch.where(mask, z, -torch.inf).amax(_axis(by))
+    masked = torch.where(mask, z, -torch.inf)
+    return reduced(lambda z: z.amax(_axis(by)), masked, by=by, join=lambda parts: parts.amax(0))
 
 
 def smallest(z: Tensor, mask: Tensor, by: By) -> Tensor:
     """Minimum over the mask; +inf if it is empty."""
-    return torch.where(mask, z, torch.inf).amin(_axis(by))
+    masked = torch.where(mask, z, torch.inf)
+    return reduced(lambda z: z.amin(_axis(by)), masked, by=by, join=lambda parts: parts.amin(0))
 
 
 def top_of_row(z: Tensor, mask: Tensor, k: Tensor) -> Tensor:
@@ -287,8 +303,18 @@ class _LogSumExp(torch.autograd.Function):
 
 def log_sum_exp(z: Tensor, mask: Tensor, by: By) -> Tensor:
     """log Σ exp z over the mask, without overflow; about −1e30, with zero gradient, if it is empty."""
-    out: tuple[Tensor, Tensor] = _LogSumExp.apply(z, mask, _axis(by))  # type: ignore[no-untyped-call]
-    return out[0]
+
+    def value(z: Tensor, mask: Tensor, dim: int) -> Tensor:
+        out: tuple[Tensor, Tensor] = _LogSumExp.apply(z, mask, dim)  # type: ignore[no-untyped-call]
+        return out[0]
+
+    return reduced(
+        lambda z, mask: value(z, mask, _axis(by)),
+        z,
+        mask,
+        by=by,
+        join=lambda parts: value(parts, parts > NOTHING / 2, 0),
+    )
 
 
 def log1p_sum_exp(z: Tensor, mask: Tensor, by: By) -> Tensor:
@@ -312,7 +338,7 @@ def listed(mask: Tensor) -> tuple[Tensor, Tensor]:
 
 def mean_where(values: Tensor, present: Tensor) -> Tensor:
     """Mean of the entries that are present; 0, with zero gradient, if there are none."""
-    return torch.where(present, values, 0).sum() / present.sum().clamp_min(1)
+    return total_of(values, present) / total_of(present).clamp_min(1)
 
 
 # The last reduction of an objective: its terms are one or several per sample.

@@ -19,7 +19,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from nearkin.methods.relation import Relation, exists, gram, log_sum_exp, mean_terms, total_of
+from nearkin.methods.column_blocks import columnwise
+from nearkin.methods.relation import Relation, exists, gram, largest, log_sum_exp, mean_terms, total, total_of
 
 Similarity = Literal["soft", "max", "mean"]
 
@@ -51,7 +52,7 @@ def by_class(r: Relation, *, similarity: Similarity = "max", gamma: float = 0.1)
         return r
     s = r.s.reshape(len(r.s), -1, K)
     if similarity == "soft":
-        S: Tensor = _SoftMaximum.apply(s, gamma)  # type: ignore[no-untyped-call]  # Eq. 1
+        S: Tensor = columnwise(lambda s: _SoftMaximum.apply(s, gamma), s, shape=s.shape[:2])  # type: ignore[no-untyped-call]  # Eq. 1
     else:
         S = s.amax(-1) if similarity == "max" else s.mean(-1)
     # The masks are copied: a strided view would keep all of [B, C·K] until the gradient is taken.
@@ -73,7 +74,7 @@ def regulariser(r: Relation, *, tau: float) -> Tensor:
     """
     K = r.per_class
     if K <= 1 or tau == 0:
-        return r.s.new_zeros(())
+        return r.x.new_zeros(())
     G = gram(r.vectors.reshape(-1, K, r.vectors.shape[1]))
     n = G.diagonal(dim1=1, dim2=2)
     d = (n[:, :, None] + n[:, None, :] - 2 * G).clamp_min(1e-12).sqrt()
@@ -82,15 +83,14 @@ def regulariser(r: Relation, *, tau: float) -> Tensor:
 
 
 def of_own_class(q: Relation, weights: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    """S(x, c_x) [B] and its weight, from one column per class; those of any column if c_x has none."""
-    own = q.pos.byte().argmax(1, keepdim=True)
-    return q.s.gather(1, own).squeeze(1), None if weights is None else weights.gather(1, own).squeeze(1)
+    """S(x, c_x) [B] and its weight, from one column per class; 0 if c_x has none."""
+    return total(q.s, q.pos, by="row"), None if weights is None else total(weights, q.pos, by="row")
 
 
 def positive_exponent(z: Tensor, r: Relation) -> Tensor:
-    """The largest exponent among the positives of each sample [B]; any exponent if it has none."""
-    column = torch.where(r.pos, z.detach(), -torch.inf).argmax(1, keepdim=True)
-    return z.gather(1, column).squeeze(1)
+    """The largest exponent among the positives of each sample [B]; 0 if it has none."""
+    top = largest(z, r.pos, by="row")
+    return torch.where(top == -torch.inf, 0, top)
 
 
 def cross_entropy(z_positive: Tensor, z: Tensor, r: Relation) -> Tensor:

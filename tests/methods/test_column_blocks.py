@@ -1,0 +1,123 @@
+"""Pairs in blocks of columns: the same losses and gradients as of whole tensors, and the memory of one block."""
+
+import math
+import weakref
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from nearkin.methods import column_blocks, relation
+from nearkin.methods.base import Step
+from nearkin.methods.catalogue import METHODS, method
+from nearkin.methods.column_blocks import Columns, Pairs, cut_columns
+from nearkin.methods.relation import relate
+from nearkin.spec import option_names
+
+B, C, DIM = 6, 23, 5
+Y = torch.tensor([0, 0, 3, 7, 22, 22])
+WITH_PROXIES = [name for name, entry in METHODS.items() if "sample_rate" in option_names(entry) and name != "proxy"]
+OTHERS = [f"proxy({inner}, initial=normal)" for inner in ("contrastive", "triplet", "circle", "lifted", "nt_xent")]
+OTHERS += [f"{name}({inner}, steps_per_epoch=1)" for name in ("proxy_isa",) for inner in ("proxy_anchor", "arcface")]
+OTHERS += ["mpa_ap(similarity=max, per_class=2)", "mpa(similarity=mean)", "norm_softmax(smoothing=0.1, per_class=2)"]
+OTHERS += ["proxy_anchor(sample_rate=0.5)", "vcpa(arcface, newton=False)", "arcface(per_class=3)"]
+
+
+def results(spec):
+    torch.manual_seed(0)
+    m = method(spec, classes=C, dim=DIM).double()
+    x = torch.randn(B, DIM, dtype=torch.float64)
+    if "proxy_isa" in spec:
+        for _ in range(4):
+            m.after_step(Step(x, Y))
+    x = x.requires_grad_()
+    loss = m.loss(Step(x, Y, rng=torch.Generator().manual_seed(3)))
+    loss.backward()
+    return [loss.detach(), x.grad, *(p.grad for p in m.parameters())]
+
+
+@pytest.mark.parametrize("spec", [*WITH_PROXIES, *OTHERS])
+@pytest.mark.parametrize("block", [1, 10 * B])
+def test_losses_and_gradients_are_those_of_whole_tensors(spec, block, monkeypatch):
+    whole = results(spec)
+    monkeypatch.setattr(column_blocks, "BLOCK", block)
+    for got, expected in zip(results(spec), whole, strict=True):
+        torch.testing.assert_close(got, expected, rtol=1e-12, atol=1e-12)
+
+
+def test_blocks_are_cut_between_classes_and_only_of_very_many_proxies(monkeypatch):
+    assert cut_columns(180, 90_000, 1) is None
+    assert cut_columns(180, 10**6, 0) is None, "a memory or a batch"
+    blocks = cut_columns(180, 2 * 10**6, 2)
+    assert blocks.classes == 10**6
+    assert blocks.width * 2 * 180 <= column_blocks.BLOCK
+    assert len(blocks.numbers) == math.ceil(10**6 / blocks.width)
+    monkeypatch.setattr(column_blocks, "BLOCK", 1)
+    assert cut_columns(7, 12, 3) == Columns(4, 1)
+
+
+def test_whatever_is_not_of_single_pairs_sees_the_whole_tensor():
+    whole = torch.randn(4, 6, generator=torch.Generator().manual_seed(0))
+    pairs = Pairs.of(whole, Columns(3, 2))
+    assert isinstance(1 - 2 * pairs, Pairs)
+    assert len(pairs) == 4
+    assert pairs.ndim == 2
+    assert torch.equal((1 - 2 * pairs).whole(), 1 - 2 * whole)
+    assert torch.equal((~(pairs > 0) | (pairs == 1)).whole(), ~(whole > 0) | (whole == 1))
+    assert torch.equal(
+        torch.where(pairs > 0, pairs, torch.arange(6.0)).whole(), whole.where(whole > 0, torch.arange(6))
+    )
+    assert torch.equal(pairs.reshape(4, -1, 2).amax(-1).whole(), whole.reshape(4, 3, 2).amax(-1))
+    assert torch.equal(pairs[:, ::2].whole(), whole[:, ::2])
+    assert torch.equal(pairs[1:], whole[1:])
+    assert torch.equal(pairs.T, whole.T)
+    assert torch.equal((pairs * 2).sort(1).values, (whole * 2).sort(1).values)
+    assert torch.equal(torch.softmax(pairs + 1, 1), torch.softmax(whole + 1, 1))
+    with pytest.raises(AttributeError):
+        _ = pairs.no_such_thing
+
+
+class Largest(TorchDispatchMode):
+    """Counts the operations whose result has as many numbers as all pairs, and all operations."""
+
+    def __init__(self, pairs):
+        super().__init__()
+        self.pairs, self.large, self.count = pairs, [], 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        self.count += 1
+        if isinstance(out, torch.Tensor) and out.numel() >= self.pairs and not func.is_view:
+            self.large.append(func.__name__)
+        return out
+
+
+@pytest.mark.parametrize(
+    "spec", ["proxy_anchor", "arcface", "mpa(per_class=2)", "mpa_ap(per_class=2, tau=0)", "norm_softmax(smoothing=0.1)"]
+)
+def test_only_products_and_their_gradient_are_as_large_as_all_pairs(spec, monkeypatch):
+    classes, rows, dim = 400, 20, 4
+    m = method(spec, classes=classes, dim=dim)
+    x, y = torch.randn(rows, dim, requires_grad=True), torch.arange(rows)
+    monkeypatch.setattr(column_blocks, "BLOCK", rows * 50 * m.proxies.per_class)
+    monkeypatch.setattr(relation, "COMPARE_BLOCK", column_blocks.BLOCK)
+    with Largest(classes * rows * m.proxies.per_class) as seen:
+        loss = m.loss(Step(x, y))
+        loss.backward()
+    assert sorted(seen.large) == ["cat.default", "mm.default"]
+    assert seen.count < 8 * 200, "the work per block does not grow with their number"
+
+
+def test_the_vectors_are_freed_before_the_gradient_and_the_products_with_it(monkeypatch):
+    monkeypatch.setattr(column_blocks, "BLOCK", 100)
+    m = method("proxy_anchor", classes=200, dim=8)
+    x, y = torch.randn(6, 8, requires_grad=True), torch.arange(6)
+    m.loss(Step(x, y)).backward()  # the first use of torch's checkpoints leaves a cycle
+    r = relate(x, y, m.references(x, y), m.space)
+    products, vectors = weakref.ref(r.s.known), weakref.ref(r.vectors)
+    loss = m.objective(r)
+    del r
+    assert vectors() is None
+    assert products() is not None
+    loss.backward()
+    assert products() is None
