@@ -3,6 +3,7 @@
 import math
 import weakref
 
+import many_classes
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -121,3 +122,12 @@ def test_the_vectors_are_freed_before_the_gradient_and_the_products_with_it(monk
     assert products() is not None
     loss.backward()
     assert products() is None
+
+
+def test_the_benchmark_records_steps_and_errors():
+    found = []
+    many_classes.steps(torch.device("cpu"), tiny=True, only="arcface", limit=60, keep=found.append)
+    assert [row["classes"] for row in found[-1]["rows"]] == [1000, 300, 100]
+    assert all(row["milliseconds"] > 0 and row["last_loss"] < row["first_loss"] for row in found[-1]["rows"])
+    many_classes.steps(torch.device("cpu"), tiny=True, only="arcface", limit=0, keep=found.append)
+    assert "not measured" in found[-1]["rows"][0]["error"]
