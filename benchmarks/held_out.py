@@ -9,7 +9,6 @@ from tempfile import TemporaryDirectory
 
 from nearkin.console import Reporter
 from nearkin.data.images import Dataset
-from nearkin.data.splits import sample_fraction
 from nearkin.files import Json
 from nearkin.training.images import embed_images, measure, open_images, training_images
 from nearkin.training.launch import train_model
@@ -36,7 +35,6 @@ def train_held_out(
     fold, folds = block
     kept, held = training_images(dataclasses.replace(plan, select="validation", fold=fold + 1, folds=folds), data)
     assert held is not None
-    held = sample_fraction(held, plan.fraction, seed=plan.seed)
     plan = dataclasses.replace(plan, select="last", test_view="given", fraction=1.0)
     if shorter:
         plan = shorter_plan(plan, kept.classes, len(kept))

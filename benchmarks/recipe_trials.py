@@ -1,22 +1,26 @@
 """Try settings on held-out training classes, and measure the best ones once on the test half.
 
 A trial changes the recipe `paper`, trains a third of its epochs without a quarter of the training classes, and scores
-that quarter in the view of the training and in the best one: what `--test-view auto` does before a training. Trials
-that gain on their own are then tried together, and the best of all at the further sizes. The test half is not read.
+that quarter in the view of the training and in the best one: what `--test-view auto` does before a training. Changes
+that gain on their own are then added to the best one, one after the other, as long as they gain, and the best of all is
+trained at the further sizes. The test half is not read. Short trainings are kinder to what learns fast than to what
+prevents overfitting.
 
     python benchmarks/recipe_trials.py --data cub:PATH --suite cub_lite0 --seconds 250
     python benchmarks/recipe_trials.py --data cub:PATH --seconds 250 --final best "paper at 224" --final-seconds 300
 
 Trials run in the order of `TRIALS` at the first of `--sizes`, and with further `--splits` those that gain run again
-with another quarter of the classes held out. `--final` trains on all classes for all epochs, one seed of every trial
-after the other, and measures the test half in the view of the training and in the one that the trial chose; `best` is
-the best trial of each size. Run again, the command makes what is missing. Results are written after every training, to
-`results/recipes/` beside this script.
+with another quarter of the classes held out: a trial that was made with more splits is preferred to one with fewer.
+`--final` trains on all classes for all epochs, one seed of every trial after the other, and measures the test half in
+the view of the training and in the one that was best over the splits of the trial; `best` is the best trial of each
+size. Run again, the command makes what is missing. Results are written after every training, to `results/recipes/`
+beside this script.
 """
 
 import argparse
 import ast
 import dataclasses
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -31,7 +35,7 @@ from timing import source
 from nearkin.console import Reporter
 from nearkin.data.pixels.open import keep_images_open
 from nearkin.errors import NearkinError
-from nearkin.files import Json, read_json, write_json
+from nearkin.files import Json, provenance, read_json, write_json
 from nearkin.networks.backbones import backbone_settings
 from nearkin.training.chosen_view import SquareView, view_settings
 from nearkin.training.images import embed_images, measure, open_images, plan_dataset
@@ -66,11 +70,12 @@ TRIALS: dict[str, dict[str, Any]] = {
     "soft softmax": {
         "method": "norm_softmax(temperature=0.1, smoothing=0.1)", "layer_norm": True, "images_per_class": 0
     },
+    "jitter, erase": {"augment": "erase(jitter(resized_crop))"},
 }  # fmt: skip
 """Changes of the recipe `paper`, the most promising first."""
 
 GAIN = 0.3
-"""How much a trial has to gain on its own to be part of `together`."""
+"""How much a change has to gain on its own to be tried together with others."""
 
 SPLITS = 4
 """The training classes are cut into this many blocks, each of which can be held out."""
@@ -87,10 +92,10 @@ class Clock:
     def __init__(self, seconds: float, unit: float = 0.0) -> None:
         self.ends, self.unit = time.monotonic() + seconds, unit
 
-    def run(self, work: Callable[[], None], *, name: str, cost: float = 1.0, reserve: float = 0.0) -> None:
-        """Do some work if it fits, and work of the cost `reserve` after it."""
+    def run(self, work: Callable[[], None], *, name: str, cost: float = 1.0) -> None:
+        """Do some work if it fits."""
         began = time.monotonic()
-        if began + (cost + reserve) * self.unit > self.ends:
+        if began + cost * self.unit > self.ends:
             print(f"{name}: no time", flush=True)
             return
         try:
@@ -107,7 +112,11 @@ class Trials:
     def __init__(self, given: argparse.Namespace, reporter: Reporter) -> None:
         self.given, self.reporter = given, reporter
         self.path = given.out / "trials.json"
-        self.made: dict[str, Json] = read_json(self.path)["trials"] if self.path.exists() else {}
+        self.common = {"recipe": "paper", "set": given.set, "data": given.data.split(":")[0], "seed": given.seed}
+        known = read_json(self.path) if self.path.exists() else {"trials": {}, **self.common}
+        if other := [name for name, value in self.common.items() if known[name] != value]:
+            raise NearkinError(f"{self.path} holds trials with another {' and '.join(other)}: choose another --out.")
+        self.made: dict[str, Json] = known["trials"]
         self.clock = Clock(given.seconds)
         self.data = plan_dataset(self.plan({}, given.sizes[0]))
 
@@ -123,21 +132,39 @@ class Trials:
         """Make the trials that fit into the time: single changes, those that gain together, the best at other sizes."""
         size, *larger = self.given.sizes
         first, *more = self.given.splits
-        room = 1 + sum((side / size) ** 2 for side in larger)  # for `together` and the best at other sizes
         for change, settings in TRIALS.items():
-            self.make(change, settings, size, split=first, reserve=room)
+            self.make(change, settings, size, split=first)
         for split in more:
             for change in ["paper", *self.gaining(size)]:
-                self.make(change, TRIALS[change], size, split=split, reserve=room)
-        if len(self.gaining(size)) > 1:
-            self.make("together", self.together(size), size, split=first, reserve=room - 1)
+                self.make(change, TRIALS[change], size, split=split)
+        self.add_up(size)
         for side in larger:
             if best := self.best(size):
-                self.make(best.rpartition(" at ")[0], self.made[best]["settings"], side, split=first)
+                self.make_splits(best.rpartition(" at ")[0], self.made[best]["settings"], side)
         for side in larger:
             self.make("paper", {}, side, split=first)
 
-    def make(self, change: str, settings: dict[str, Any], size: int, *, split: int, reserve: float = 0.0) -> None:
+    def add_up(self, size: int) -> None:
+        """Add changes that gain on their own to the best of them, one after the other, and keep those that gain more.
+
+        Of changes of the same setting only the best is tried.
+        """
+        name, settings = "", dict[str, Any]()
+        for change in self.gaining(size):
+            if settings.keys() & TRIALS[change].keys():
+                continue
+            both, merged = f"{name} and {change}" if name else change, settings | TRIALS[change]
+            self.make_splits(both, merged, size)
+            gains = self.gains()
+            if not name or gains.get(f"{both} at {size}", -math.inf) > gains[f"{name} at {size}"]:
+                name, settings = both, merged
+
+    def make_splits(self, change: str, settings: dict[str, Any], size: int) -> None:
+        """Make one trial with all splits."""
+        for split in self.given.splits:
+            self.make(change, settings, size, split=split)
+
+    def make(self, change: str, settings: dict[str, Any], size: int, *, split: int) -> None:
         """Make one trial, unless it was made or there is no time, and write all that were made."""
         name = f"{change} at {size}"
         made = self.made.get(name, {})
@@ -158,48 +185,51 @@ class Trials:
                 reporter=self.reporter,
             )
             found["score"] = round(sum(found["scores"][f"{each} at {found['best']}"] for each in METRICS) / 2, 3)
-            found["seconds"] = round(time.monotonic() - began, 1)
+            found |= {"seconds": round(time.monotonic() - began, 1), "commit": provenance()["commit"]}
             made["splits"][str(split)] = found
             self.made[name] = made
             self.write()
             print(f"{name}, split {split}: {found['score']:.2f} in {found['seconds']} s; {found['scores']}", flush=True)
 
-        self.clock.run(train, name=name, cost=(size / self.given.sizes[0]) ** 2, reserve=reserve)
+        self.clock.run(train, name=name, cost=(size / self.given.sizes[0]) ** 2)
 
     def write(self) -> None:
         """Write the file of all trials."""
-        given = self.given
-        about = {"recipe": "paper", "set": given.set, "data": given.data.split(":")[0], "seed": given.seed}
-        content = {**about, "gains": self.gains(), "trials": self.made, **source()}
-        write_json(self.path, content)
+        write_json(self.path, {**self.common, "gains": self.gains(), "trials": self.made, **source()})
 
     def gains(self) -> dict[str, float]:
-        """By how much each trial is above the recipe at the first size, on average over its splits; best first."""
+        """By how much each trial is above the recipe at the first size, on average over its splits; best first.
+
+        The best of many scores of one split is partly luck, so trials with more splits come first.
+        """
         paper = self.made.get(f"paper at {self.given.sizes[0]}", {"splits": {}})["splits"]
         found = {}
         for name, made in self.made.items():
             if shared := [split for split in made["splits"] if split in paper]:
                 gain = sum(made["splits"][split]["score"] - paper[split]["score"] for split in shared) / len(shared)
-                found[name] = round(gain, 3)
-        return dict(sorted(found.items(), key=lambda each: -each[1]))
+                found[name] = len(shared), round(gain, 3)
+        return {name: gain for name, (_, gain) in sorted(found.items(), key=lambda each: each[1], reverse=True)}
 
     def best(self, size: int) -> str | None:
         """The name of the best trial of a size."""
         return next((name for name in self.gains() if self.made[name]["size"] == size), None)
 
     def gaining(self, size: int) -> list[str]:
-        """The single changes that gain enough, best first; of those that change the same setting only the best."""
-        kept: list[str] = []
-        for name, gain in self.gains().items():
-            change, _, side = name.rpartition(" at ")
-            taken = {setting for each in kept for setting in TRIALS[each]}
-            if gain >= GAIN and int(side) == size and change in TRIALS and not taken & TRIALS[change].keys():
-                kept.append(change)
-        return kept
+        """The single changes that gain enough, best first."""
+        gains = self.gains()
+        return [
+            change for name in gains if (change := name.removesuffix(f" at {size}")) in TRIALS and gains[name] >= GAIN
+        ]
 
-    def together(self, size: int) -> dict[str, Any]:
-        """All changes that gain on their own."""
-        return {name: value for change in self.gaining(size) for name, value in TRIALS[change].items()}
+
+def best_view(trial: Json) -> Json:
+    """The test view of a trial that was best on average over its splits, as each records the one it chose."""
+    tried = [
+        {(size, side): score for size, side, score in split["view"]["scores"]} for split in trial["splits"].values()
+    ]
+    views = [view for view in tried[0] if all(view in other for other in tried)]
+    size, side = max(views, key=lambda view: sum(scores[view] for scores in tried))
+    return {"size": size, "short_side": side}
 
 
 class Final:
@@ -208,14 +238,15 @@ class Final:
     def __init__(self, trials: Trials, name: str) -> None:
         self.trials, self.name, made = trials, name, trials.made[name]
         self.settings, self.size = made["settings"], made["size"]
-        split = next(iter(made["splits"].values()))
-        self.view, expected = split["view"], LONGER * split["seconds"]
-        self.clock = Clock(0.0, expected)
+        self.view = best_view(made)
+        alike = [each["splits"].values() for each in trials.made.values() if each["size"] == self.size]
+        self.clock = Clock(0.0, LONGER * min(split["seconds"] for splits in alike for split in splits))
         plan = dataclasses.asdict(trials.plan(self.settings, self.size, **view_settings(self.view)))
         self.plan = {key: value for key, value in plan.items() if key not in ("data", "seed", "device", "metrics")}
         self.path = trials.given.out / f"final {name}.json".replace(" ", "_").replace(",", "")
         about = read_json(self.path) if self.path.exists() else {}
-        self.runs: list[Json] = about["runs"] if about.get("plan") == self.plan else []
+        known = self.plan | about.get("plan", {})  # settings that were added since had their default
+        self.runs: list[Json] = about["runs"] if about and known == self.plan else []
 
     def train(self, seed: int, ends: float) -> None:
         """Measure one more seed, unless it was measured or there is no time before `ends`."""
@@ -257,6 +288,9 @@ def measure_finals(trials: Trials, names: Iterable[str], seeds: list[int], secon
     """Measure trials on the test half, the first seed of all of them first, as far as the time reaches."""
     chosen = [trials.best(size) for size in trials.given.sizes] if "best" in names else []
     wanted = dict.fromkeys([*chosen, *(name for name in names if name != "best")])
+    for name in wanted:
+        if name is not None and name not in trials.made:
+            print(f"{name}: no such trial; there are {', '.join(trials.made)}", flush=True)
     finals = [Final(trials, name) for name in wanted if name in trials.made]
     ends = time.monotonic() + seconds
     for seed in seeds:
@@ -295,15 +329,14 @@ def main() -> None:
     given = parser.parse_args()
     given.set = {name: setting_value(text) for name, _, text in (each.partition("=") for each in given.set)}
     given.out.mkdir(parents=True, exist_ok=True)
-    with keep_images_open():
+    with keep_images_open(3 * len(given.splits)):
+        if given.suite and not (out := given.out / f"view_{given.suite}.json").exists():
+            suite_view(given.suite, data=given.data, out=out, epochs=given.suite_epochs, device=given.device)
         trials = Trials(given, Reporter(Console() if Console().is_terminal else None))
         trials.make_all()
         for name, gain in trials.gains().items():
             print(f"{gain:+6.2f}  {name:24} {next(iter(trials.made[name]['splits'].values()))['scores']}")
         measure_finals(trials, given.final, given.seeds, given.final_seconds)
-        if given.suite:
-            out = given.out / f"view_{given.suite}.json"
-            suite_view(given.suite, data=given.data, out=out, epochs=given.suite_epochs, device=given.device)
 
 
 if __name__ == "__main__":
