@@ -1,6 +1,10 @@
 """Training steps as graphs, with the stand-in for CUDA graphs on a CPU; tests/contract has all methods."""
 
+import gc
 import io
+import sys
+import warnings
+import weakref
 from contextlib import nullcontext
 
 import pytest
@@ -8,6 +12,7 @@ import torch
 from contract.op_recorder import record_operations
 from rich.console import Console
 
+import nearkin as nk
 from nearkin.console import Reporter
 from nearkin.errors import NearkinError
 from nearkin.methods.base import Method
@@ -16,7 +21,9 @@ from nearkin.training.optimiser import make_optimiser, parameter_groups, rates_o
 from nearkin.training.plan import Plan, make_plan
 from nearkin.training.run_config import write_config
 from nearkin.training.run_folder import RunFolder
-from nearkin.training.step_graph import WARM_UP
+from nearkin.training.step_graph import WARM_UP, waits
+
+launch = sys.modules["nearkin.training.launch"]
 
 TINY = {"data": "glyphs(classes=48, samples=4)", "epochs": 3, "batch": 16, "dim": 8, "device": "cpu", "decay_every": 2}
 
@@ -145,3 +152,35 @@ def test_learning_rates_change_in_place():
     set_rates(optimiser, [0.125])
     assert rate is optimiser.param_groups[0]["lr"]
     assert float(rate) == 0.125
+
+
+def test_waits_for_the_device_are_listed_but_not_the_notice_of_the_mode(monkeypatch):
+    def switch(mode):
+        if mode == "warn":  # as PyTorch does once in a process
+            warnings.warn("Synchronization debug mode does not yet detect all synchronizing operations", stacklevel=1)
+
+    monkeypatch.setattr(torch.cuda, "get_sync_debug_mode", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", switch)
+    with waits(torch.device("cuda")) as found:
+        warnings.warn("called a synchronizing CUDA operation", stacklevel=1)
+    assert len(found) == 1
+    assert "test_step_graph.py, line " in found[0]
+
+
+def test_a_training_is_freed_as_soon_as_it_ends(tmp_path, monkeypatch):
+    made = []
+
+    def built(*args, **more):
+        training, scale = build_training(*args, **more)
+        made.append(weakref.ref(training))
+        training.run_step = training.graph(record_operations)
+        return training, scale
+
+    monkeypatch.setattr(launch, "build_training", built)
+    gc.collect()
+    gc.disable()
+    try:
+        nk.train(**{**TINY, "epochs": 0}, out=tmp_path / "run")
+        assert made[0]() is None
+    finally:
+        gc.enable()

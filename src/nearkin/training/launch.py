@@ -174,6 +174,7 @@ def train_model(
             return training.train_to_end()
     finally:
         training.profile.report(reporter)
+        del training.run_step  # it refers to the training, whose images and graphs would stay until they are collected
 
 
 def _resolved(training: Training) -> Json:
@@ -199,7 +200,8 @@ def build_training(
 
     The data set of the plan is loaded unless it is passed.
     """
-    torch.backends.cudnn.benchmark = True  # every training step has the same shapes
+    # Every training step has the same shapes; from a graph the search for the fastest algorithms does not pay.
+    torch.backends.cudnn.benchmark = not plan.graph
     tracker = Tracker(plan, run.path / "tensorboard", log)
     profile = Profile(run, torch.device(plan.device), on=plan.profile)
 
