@@ -12,6 +12,7 @@ import tempfile
 import time
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
@@ -106,10 +107,12 @@ class PackWriter(NamedTuple):
     tiles: BinaryIO
     entries: list[Entry]
 
-    def add(self, entry: Entry, tiles: Tensor) -> None:
-        """Append an image."""
-        self.tiles.write(tiles.numpy().data)
-        self.entries.append(entry)
+    def add(self, results: Sequence["Entry | BadImage | None"], tiles: Sequence[Tensor]) -> None:
+        """Append the images that were decoded, which have an entry among the results."""
+        for entry, pixels in zip(results, tiles, strict=True):
+            if isinstance(entry, Entry):
+                self.tiles.write(pixels.numpy().data)
+                self.entries.append(entry)
 
 
 @contextmanager
@@ -124,8 +127,7 @@ def write_pack(folder: Path) -> Iterator[PackWriter]:
         path = Path(tempfile.mkdtemp(prefix="new-", dir=folder))
         with (path / "tiles.bin").open("wb") as file:
             writer = PackWriter(file, [])
-            yield writer
-            sync_file(file)
+            yield writer  # not flushed to disk, which takes many seconds: checksums show what a power failure lost
         if writer.entries:
             keys, size, check = zip(*writer.entries, strict=True)
             digests = np.frombuffer(b"".join(keys), np.uint8).reshape(-1, DIGEST)
@@ -206,6 +208,7 @@ def decode_all(
     tiles = torch.empty(int(1 + count.sum()), TILE, dtype=torch.uint8, device=device)
     tiles[0] = 0
     bad: list[BadImage] = []
+    written: Future[None] | None = None
     starts, counts, sizes = first.tolist(), count.tolist(), size.tolist()
 
     def one(job: tuple[int, Tensor]) -> Entry | BadImage | None:
@@ -216,19 +219,22 @@ def decode_all(
         found.pack.copy(found.row, target)
         return None
 
-    for rows in _chunks(counts):
-        start, end = starts[rows[0]], starts[rows[-1]] + counts[rows[-1]]
-        wanted = tiles[start:end]
-        chunk = wanted if device.type == "cpu" else torch.empty(wanted.shape, dtype=torch.uint8, pin_memory=True)
-        jobs = [(row, chunk[starts[row] - start :][: counts[row]]) for row in rows if counts[row]]
-        results = map_in_threads(one, jobs, progress=_offset(files.progress, rows.start, len(counts)))
-        for (_, target), done in zip(jobs, results, strict=True):
-            if isinstance(done, BadImage):
-                bad.append(done)
-            elif done is not None and writer is not None:
-                writer.add(done, target)
-        if chunk is not wanted:
-            wanted.copy_(chunk, non_blocking=True)
+    with ThreadPoolExecutor(1) as background:  # writes a chunk while the next one is decoded
+        for rows in _chunks(counts):
+            start, end = starts[rows[0]], starts[rows[-1]] + counts[rows[-1]]
+            wanted = tiles[start:end]
+            chunk = wanted if device.type == "cpu" else torch.empty(wanted.shape, dtype=torch.uint8, pin_memory=True)
+            jobs = [(row, chunk[starts[row] - start :][: counts[row]]) for row in rows if counts[row]]
+            results = map_in_threads(one, jobs, progress=_offset(files.progress, rows.start, len(counts)))
+            bad += [done for done in results if isinstance(done, BadImage)]
+            if chunk is not wanted:
+                wanted.copy_(chunk, non_blocking=True)
+            if writer is not None:
+                if written is not None:
+                    written.result()
+                written = background.submit(writer.add, results, [target for _, target in jobs])
+    if written is not None:
+        written.result()
     return Packed(tiles, first.to(device), size.to(device)), bad
 
 
