@@ -31,11 +31,12 @@ def _ceil(a: int, b: int) -> int:
     return -(-a // b)
 
 
-@triton.jit(do_not_specialize=["total"])
-def _add_and_clamp(x, bias, out, total, channels, low, high, BLOCK: tl.constexpr):
-    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    inside = at < total
-    value = tl.load(x + at, mask=inside).to(tl.float32) + tl.load(bias + at % channels, mask=inside)
+@triton.jit(do_not_specialize=["rows"])
+def _add_and_clamp(x, bias, out, rows, channels, low, high, BR: tl.constexpr, BC: tl.constexpr):
+    c = tl.program_id(1) * BC + tl.arange(0, BC)
+    row, known = tl.program_id(0).to(tl.int64) * BR + tl.arange(0, BR), c < channels
+    at, inside = row[:, None] * channels + c[None, :], (row < rows)[:, None] & known[None, :]
+    value = tl.load(x + at, mask=inside).to(tl.float32) + tl.load(bias + c, mask=known)[None, :]
     tl.store(out + at, tl.minimum(tl.maximum(value, low), high), mask=inside)
 
 
@@ -208,11 +209,16 @@ def _rows(x: Tensor) -> int:
     return x.numel() // x.shape[1]
 
 
+def _block(channels: int) -> tuple[int, int]:
+    """How many rows and channels of a map one program has: two sizes, so that few kernels are compiled."""
+    block = 32 if channels <= 32 else 128
+    return 4096 // block, block
+
+
 def _clamped(gradient: Tensor, out: Tensor | None, low: float, high: float) -> tuple[Tensor, Tensor]:
     """Return the gradient where the output [B, C, H, W] is between low and high (None: everywhere), and its sum [C]."""
     rows, channels = _rows(gradient), gradient.shape[1]
-    block = 32 if channels <= 32 else 128
-    lines = 4096 // block
+    lines, block = _block(channels)
     part = _ceil(_ceil(rows, max(1, PARTS // _ceil(channels, block))), lines) * lines
     count = _ceil(rows, part)
     masked = gradient if out is None else torch.empty_like(gradient)
@@ -227,8 +233,10 @@ class _BiasActivation(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, bias: Tensor, low: float, high: float) -> Tensor:
         """Overwrites x."""
-        block = 2048
-        _add_and_clamp[(_ceil(x.numel(), block),)](x, bias, x, x.numel(), x.shape[1], low, high, BLOCK=block)
+        rows, channels = _rows(x), x.shape[1]
+        lines, block = _block(channels)
+        grid = _ceil(rows, lines), _ceil(channels, block)
+        _add_and_clamp[grid](x, bias, x, rows, channels, low, high, BR=lines, BC=block)
         ctx.mark_dirty(x)
         ctx.bounds = low, high
         ctx.save_for_backward(x if math.isfinite(low) or math.isfinite(high) else None)
