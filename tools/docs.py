@@ -19,6 +19,7 @@ from nearkin.spec import Call, resolve_options
 from tools.gradients import draw
 from tools.pml_table import pml_table
 from tools.reliability import torture_table
+from tools.speed import cpu_speed, first_result, gpu_speed
 
 DEMO = Path("benchmarks/results/demo.json")
 PICTURES = Path("docs/pictures/gradients")
@@ -112,7 +113,13 @@ def methods_page() -> str:
 def readme(text: str, root: Path) -> str:
     """README.md with its generated parts up to date."""
     text = fill(fill(text, "methods", methods_list()), "demo", demo_table(root))
+    text = fill(text, "speed", first_result(root))
     return fill(text, "pml", pml_table(root))
+
+
+def runs_page(text: str, root: Path) -> str:
+    """docs/runs.md with its measured tables up to date."""
+    return fill(fill(text, "gpu speed", gpu_speed(root)), "cpu speed", cpu_speed(root))
 
 
 def main(root: Path) -> None:
@@ -126,6 +133,8 @@ def main(root: Path) -> None:
     bench.write_text(fill(bench.read_text(), "suites", suites_table()))
     reliability = root / "docs" / "reliability.md"
     reliability.write_text(fill(reliability.read_text(), "torture", torture_table(root)))
+    runs = root / "docs" / "runs.md"
+    runs.write_text(runs_page(runs.read_text(), root))
     for name in LOSSES:
         draw(name, root / PICTURES / f"{name}.png")
 
