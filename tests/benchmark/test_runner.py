@@ -13,8 +13,9 @@ from image_helpers import save_noise
 
 import nearkin as nk
 from nearkin.benchmark import runner as module
+from nearkin.benchmark.budget import Budget, seconds_of
 from nearkin.benchmark.results import query_file, read_queries, read_results
-from nearkin.benchmark.runner import Budget, bench, seconds_of, suite_results
+from nearkin.benchmark.runner import bench, suite_results
 from nearkin.benchmark.tables import suite_tables
 from nearkin.cli import main
 from nearkin.console import Reporter, markdown
@@ -223,11 +224,11 @@ def test_with_a_budget_quick_rows_are_run_first(tmp_path, monkeypatch):
     suite = written(tmp_path, TINY.replace('[[row]]\nname = "C2"', xbm))
     begun = []
 
-    def note_only(self, run, _metrics):
-        begun.append((run.row, run.seed))
-        self.results[run.id] = {}
+    def note_only(self, job):
+        begun.append((job.run.row, job.run.seed))
+        self.results[job.run.id] = {}
 
-    monkeypatch.setattr(module._Runner, "run", note_only)
+    monkeypatch.setattr(module.Runner, "run", note_only)
     bench(suite, out=tmp_path / "all")
     assert begun == [(row, seed) for seed in (0, 1) for row in ("PA", "XBM", "C2")]
     begun.clear()

@@ -177,6 +177,7 @@ def test_the_package_has_a_suite_for_every_table():
     wanted |= {f"profs_{name}" for name in ("table1", "fig1", "glyphs", "lite0")}
     wanted |= {f"proxy_isa_{name}" for name in ("fig9", "fig10a", "fig10b", "fig11", "lite0")}
     wanted |= {f"ccp_fig{n}" for n in range(4, 9)} | {"ccp_lite0"}
+    wanted |= {f"{paper}_claims" for paper in ("vcpa", "proxy_isa", "ccp", "mpa", "profs")}
     assert set(suite_names()) == wanted
     project = FOLDER.parents[3] / "pyproject.toml"
     if project.exists():

@@ -36,7 +36,6 @@ def test_the_commands_on_the_page_parse():
     for program, name, *words in lines:
         assert program == "nearkin"
         given = commands[name].make_context(name, list(words)).params  # an unknown option is an error here
-        if given.get("suite"):
-            suite = load_suite(given["suite"])
+        for suite in map(load_suite, given.get("suites") or ()):
             assert {text.split(":")[0] for text in given["data"] or ()} <= set(suite.data)
             assert set(given["rows"] or ()) <= set(suite.rows)

@@ -3,19 +3,19 @@
 Finished runs are skipped. A run that was interrupted is resumed by the next call.
 """
 
-import _thread
 import gc
-import re
-import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
+from nearkin.benchmark.budget import Budget
+from nearkin.benchmark.costs import ROUGH, alike_per_epoch, images_per_epoch, seconds_per_epoch
 from nearkin.benchmark.planned_runs import PlannedRun, PlannedSuite, plan_suite
 from nearkin.benchmark.results import Queries, images_of, query_file, read_results, write_queries
 from nearkin.benchmark.suite import Suite, SuiteData, load_suite
@@ -32,51 +32,6 @@ from nearkin.training.measure_run import measure_run, query_values
 from nearkin.training.model_card import write_card
 from nearkin.training.run_folder import RunFolder
 from nearkin.training.run_metric import RunMetric
-
-SAME_WORK = ("data", "backbone", "size", "fraction", "folds")
-"""Settings that decide most of the time of an epoch."""
-
-_UNITS = {"h": 3600, "m": 60, "s": 1}
-
-
-def seconds_of(budget: str | float) -> float:
-    """The seconds in a text such as 25m, 90s or 1h30m; a plain number is seconds."""
-    if isinstance(budget, int | float):
-        return float(budget)
-    parts = re.fullmatch(r"(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s?)?", budget.strip())
-    if parts is None or not any(parts.groups()):
-        raise NearkinError(f"Cannot read the budget {budget!r}: write hours, minutes, seconds as in 1h30m, 25m or 90s.")
-    return float(sum(int(number or 0) * unit for number, unit in zip(parts.groups(), _UNITS.values(), strict=True)))
-
-
-class Budget:
-    """A budget of time; None is unlimited."""
-
-    def __init__(self, budget: str | float | None) -> None:
-        self.end = None if budget is None else time.monotonic() + seconds_of(budget)
-        self.expired = False
-
-    def allows(self, seconds: float) -> bool:
-        """Whether more than this many seconds are left."""
-        return self.end is None or time.monotonic() + max(seconds, 1e-3) < self.end
-
-    @contextmanager
-    def alarm(self) -> Iterator[None]:
-        """Interrupt the main thread at the end of the budget, as Ctrl-C does: training saves itself first."""
-        if self.end is None or threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        timer = threading.Timer(max(0.0, self.end - time.monotonic()), self._interrupt)
-        timer.daemon = True
-        timer.start()
-        try:
-            yield
-        finally:
-            timer.cancel()
-
-    def _interrupt(self) -> None:
-        self.expired = True
-        _thread.interrupt_main()
 
 
 @dataclass(frozen=True)
@@ -101,50 +56,27 @@ def bench(
     out: str | Path = "bench",
     settings: Mapping[str, Any] | None = None,
     queries: bool = True,
+    speed: float = 0.0,
     reporter: Reporter | None = None,
 ) -> SuiteResults:
     """Run the unfinished runs of a suite, as far as the budget allows, and return its results so far.
 
     `data` gives the paths of data sets, as "cub:PATH"; `budget` is seconds, or a text such as "25m", and runs quick
-    rows first; `settings` are fields of Plan for all rows. Run folders and results.jsonl are written to `out`; with
-    `queries` also the values of each query.
+    rows first; `settings` are fields of Plan for all rows; `speed` is the images per second that this machine trains,
+    for estimates before its first run. Run folders and results.jsonl are written to `out`; with `queries` also the
+    values of each query.
     """
     time_left = Budget(budget)
     planned = plan_suite(load_suite(suite), seeds=seeds, rows=rows, settings=settings)
-    specs = _data_specs(planned.suite, data)
-    Path(out).mkdir(parents=True, exist_ok=True)
-    with keep_images_open(), write_lock(Path(out)):  # two processes would make every run twice
-        return _bench(planned, _Runner(Path(out), specs, queries, reporter or Reporter()), time_left)
-
-
-def _bench(planned: PlannedSuite, runner: "_Runner", budget: Budget) -> SuiteResults:
-    todo = runner.todo(planned)
-    runner.check_images(planned, todo)
-    if budget.end is not None:
-        todo = runner.quick_first(todo)
-    failed: dict[str, str] = {}
-    stopped = ""
-    try:
-        for number, run in enumerate(todo, start=1):
-            if not budget.allows(runner.expected_seconds(run)):
-                stopped = f"the budget is too short for another run; {len(todo) - number + 1} are left"
-                break
-            runner.reporter.note(f"[{number}/{len(todo)}] {run.data}: {run.row}, seed {run.seed}")
-            try:
-                with budget.alarm():
-                    runner.run(run, planned.suite.data[run.data].metrics)
-            except (NearkinError, torch.OutOfMemoryError) as error:
-                failed[run.id] = str(error).splitlines()[0]
-                runner.reporter.note(f"    failed: {failed[run.id]}")
-    except KeyboardInterrupt:
-        if not budget.expired:
-            raise
-        stopped = f"the budget is spent; {len(todo) - number + 1} runs are left, the first of them started"
-    if failed and not any(run.id in runner.results for run in planned.runs):
-        first = next(iter(failed.values()))
-        raise NearkinError(f"Every run of {planned.suite.name} failed. The first error: {first}")
-    without = tuple(name for name in planned.suite.data if name not in runner.data_specs)
-    return SuiteResults(planned, runner.results, failed, without, stopped, runner.out)
+    with open_runner(out, queries=queries, speed=speed, reporter=reporter) as runner:
+        jobs = runner.jobs(planned, data)
+        if time_left.end is not None:
+            jobs = runner.quick_first(jobs)
+        made = runner.make([[job] for job in jobs], len(jobs), time_left)
+        if made.failed and not any(run.id in runner.results for run in planned.runs):
+            first = next(iter(made.failed.values()))
+            raise NearkinError(f"Every run of {planned.suite.name} failed. The first error: {first}")
+        return runner.suite_results(planned, made, data)
 
 
 def suite_results(
@@ -160,78 +92,133 @@ def suite_results(
     return SuiteResults(planned, read_results(Path(out) / "results.jsonl"), {}, (), "", Path(out))
 
 
-class _Runner:
+class Job(NamedTuple):
+    """A run to make, with its data set and the spec of that for `train`."""
+
+    run: PlannedRun
+    dataset: SuiteData
+    data: str
+
+
+class Made(NamedTuple):
+    """How the making of runs ended."""
+
+    failed: Mapping[str, str]  # run id → error message
+    stopped: str  # why it stopped before the end; empty if it did not
+
+
+@contextmanager
+def open_runner(
+    out: str | Path, *, queries: bool = True, speed: float = 0.0, reporter: Reporter | None = None
+) -> Iterator["Runner"]:
+    """A runner that is alone in its folder, with images kept open between runs."""
+    Path(out).mkdir(parents=True, exist_ok=True)
+    with keep_images_open(), write_lock(Path(out)):  # two processes would make every run twice
+        yield Runner(Path(out), queries=queries, speed=speed, reporter=reporter or Reporter())
+
+
+class Runner:
     """Makes runs and keeps their results; one per call of `bench`."""
 
-    def __init__(self, out: Path, data_specs: Mapping[str, str], queries: bool, reporter: Reporter) -> None:
-        self.out, self.data_specs, self.queries, self.reporter = out, data_specs, queries, reporter
+    def __init__(self, out: Path, *, queries: bool, speed: float, reporter: Reporter) -> None:
+        self.out, self.queries, self.speed, self.reporter = out, queries, speed, reporter
         self.file = out / "results.jsonl"
         self.results = read_results(self.file)
         self.hardware = provenance()["hardware"]
+        self._images = cache(lambda spec: len(load_dataset(spec).train.labels))
 
     def folder(self, run: PlannedRun) -> RunFolder:
         return RunFolder(self.out / "runs" / run.id)
 
-    def todo(self, planned: PlannedSuite) -> list[PlannedRun]:
+    def jobs(self, planned: PlannedSuite, data: Sequence[str] | Mapping[str, str | Path]) -> list[Job]:
         """Runs without a result, and runs whose result lacks a metric that can still be measured."""
-        found: dict[str, PlannedRun] = {}
+        specs = _data_specs(planned.suite, data)
+        found: dict[str, Job] = {}
         for run in planned.runs:
-            done = self.results.get(run.id)
-            lacks = done and set(planned.suite.data[run.data].metrics) - set(done["scores"])
+            dataset, done = planned.suite.data[run.data], self.results.get(run.id)
+            lacks = done and set(dataset.metrics) - set(done["scores"])
             measurable = lacks and self.folder(run).result.exists()
-            if run.data in self.data_specs and (done is None or measurable):
-                found.setdefault(run.id, run)
+            if run.data in specs and (done is None or measurable):
+                found.setdefault(run.id, Job(run, dataset, specs[run.data]))
+        self._check_images(list(found.values()))
         return list(found.values())
 
-    def check_images(self, planned: PlannedSuite, todo: Sequence[PlannedRun]) -> None:
+    def suite_results(
+        self, planned: PlannedSuite, made: Made, data: Sequence[str] | Mapping[str, str | Path]
+    ) -> SuiteResults:
+        """The results of a suite after runs were made."""
+        specs = _data_specs(planned.suite, data)
+        without = tuple(name for name in planned.suite.data if name not in specs)
+        return SuiteResults(planned, self.results, made.failed, without, made.stopped, self.out)
+
+    def make(self, groups: Iterable[Sequence[Job]], total: int, budget: Budget) -> Made:
+        """Make runs, group by group; none of a group is started that is unlikely to finish within the budget."""
+        failed: dict[str, str] = {}
+        number = 0
+        try:
+            for group in groups:
+                if not budget.allows(sum(map(self.expected_seconds, group))):
+                    return Made(failed, f"the budget is too short for another run; {total - number} are left")
+                for job in group:
+                    run, number = job.run, number + 1
+                    self.reporter.note(f"[{number}/{total}] {run.data}: {run.row}, seed {run.seed}")
+                    try:
+                        with budget.alarm():
+                            self.run(job)
+                    except (NearkinError, torch.OutOfMemoryError) as error:
+                        failed[run.id] = str(error).splitlines()[0]
+                        self.reporter.note(f"    failed: {failed[run.id]}")
+        except KeyboardInterrupt:
+            if not budget.expired:
+                raise
+            left = total - number + 1
+            return Made(failed, f"the budget is spent; {left} runs are left, the first of them started")
+        return Made(failed, "")
+
+    def _check_images(self, jobs: Sequence[Job]) -> None:
         """Refuse to add runs to those that were made with other images of a data set.
 
         Data sets without a path are made by nearkin, whose commit every run records.
         """
-        for name in {run.data for run in todo if needs_path(planned.suite.data[run.data])}:
-            read = planned.suite.data[name].read
-            done = {images_of(run) for run in self.results.values() if run["settings"]["data"] == read}
-            if done and done != {image_mark(load_dataset(self.data_specs[name])).digest}:
+        for job in {job.run.data: job for job in jobs if needs_path(job.dataset)}.values():
+            done = {images_of(run) for run in self.results.values() if run["settings"]["data"] == job.dataset.read}
+            if done and done != {image_mark(load_dataset(job.data)).digest}:
                 raise NearkinError(
-                    f"{self.file} has runs that were made with other images of {name} than those of "
-                    f"{self.data_specs[name]}: choose another --out."
+                    f"{self.file} has runs that were made with other images of {job.run.data} than those of "
+                    f"{job.data}: choose another --out."
                 )
 
-    def quick_first(self, todo: Sequence[PlannedRun]) -> list[PlannedRun]:
+    def quick_first(self, jobs: Sequence[Job]) -> list[Job]:
         """Seed by seed as planned, but in each seed the runs that are likely to be quick before the others.
 
         How long a row takes is known from its other seeds. Otherwise a strategy takes longer than a loss: it works on
         a loss, and often embeds images besides.
         """
-        seeds = list(dict.fromkeys(run.seed for run in todo))
+        seeds = list(dict.fromkeys(job.run.seed for job in jobs))
 
-        def likely(run: PlannedRun) -> float:
-            left = self._epochs_left(run)
-            own = self._seconds_per_epoch(run, [name for name in run.description if name != "seed"])
-            alike = self._seconds_per_epoch(run, SAME_WORK)
-            return left * (own or (alike or 1.0) * _depth(parse(run.description["method"])))
+        def likely(job: Job) -> float:
+            own = self._own_per_epoch(job.run)
+            alike = seconds_per_epoch(self.results.values(), job.run.description, ROUGH, hardware=self.hardware)
+            each = own or (alike or 1.0) * _depth(parse(job.run.description["method"]))
+            return self._epochs_left(job.run) * each
 
-        return sorted(todo, key=lambda run: (seeds.index(run.seed), likely(run)))
+        return sorted(jobs, key=lambda job: (seeds.index(job.run.seed), likely(job)))
 
-    def expected_seconds(self, run: PlannedRun) -> float:
-        """The seconds a run needs, by the fastest run so far with the same data and network; 0 if there is none.
+    def expected_seconds(self, job: Job) -> float:
+        """The seconds a run needs, by the runs so far that are most like it, or by `speed`; 0 if neither is known.
 
-        The fastest, since the first run also reads images and compiles. A run that needs longer than the budget is
-        interrupted and resumed by the next call.
+        A run that needs longer than the budget is interrupted and resumed by the next call.
         """
-        return self._seconds_per_epoch(run, SAME_WORK) * self._epochs_left(run)
+        left, settings = self._epochs_left(job.run), job.run.description
+        if each := alike_per_epoch(self.results, settings, hardware=self.hardware):
+            return left * each
+        if not self.speed or not left:
+            return 0.0
+        return left * images_per_epoch(settings, self._images(job.data)) / self.speed
 
-    def _seconds_per_epoch(self, run: PlannedRun, same: Sequence[str]) -> float:
-        """Of the fastest run so far on this machine with the same of these settings; 0 if there is none."""
-        rates = [
-            float(record["wall"]) / int(record["settings"]["epochs"])
-            for record in self.results.values()
-            if record.get("wall")
-            and record["settings"]["epochs"]
-            and record["hardware"] == self.hardware
-            and all(record["settings"].get(name) == run.description.get(name) for name in same)
-        ]
-        return min(rates, default=0.0)
+    def _own_per_epoch(self, run: PlannedRun) -> float:
+        own = [name for name in run.description if name != "seed"]
+        return seconds_per_epoch(self.results.values(), run.description, own, hardware=self.hardware)
 
     def _epochs_left(self, run: PlannedRun) -> float:
         folder = self.folder(run)
@@ -240,9 +227,10 @@ class _Runner:
         done = max((e["epoch"] for e in folder.events() if e["event"] == "epoch"), default=0)
         return float(run.description["epochs"] - done)
 
-    def run(self, run: PlannedRun, metrics: Sequence[str]) -> None:
+    def run(self, job: Job) -> None:
         """Make a run, or resume it, and append it to the results."""
-        folder, data = self.folder(run), self.data_specs[run.data]
+        run, data, metrics = job.run, job.data, job.dataset.metrics
+        folder = self.folder(run)
         watcher = self.reporter if self.reporter.watched else Reporter()
         began, new = time.monotonic(), not folder.config.exists()
         if new:

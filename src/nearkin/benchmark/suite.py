@@ -34,6 +34,7 @@
         variant             true: the method without one of its parts; no claim of its paper is tested on it
         x                   position of the row in the figure; a row without it is a horizontal line
         series              the curve it belongs to, if there are several
+    [[claim]]               a claim of a paper, and the comparison that tests it (keys: see `suite_claims`)
 
 A row has a method where the paper trained it itself, or where it is the baseline. Settings of a row override those of a
 data set, which override those of the suite; a setting given nowhere is the backbone's own, or Plan's default. A base
@@ -47,13 +48,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from nearkin.benchmark.suite_file import PLACEHOLDER, read_suite_file
+from nearkin.benchmark.suite_claims import Claim, read_claims
+from nearkin.benchmark.suite_file import PLACEHOLDER, check_metric, check_table, read_suite_file, type_words
 from nearkin.errors import NearkinError
-from nearkin.evaluation import parse_metric
 from nearkin.methods.losses import LOSSES
 from nearkin.methods.strategies import STRATEGIES
-from nearkin.spec import fits, nearest, parse, words
-from nearkin.training.run_metric import RunMetric
+from nearkin.spec import fits, nearest, parse
 
 FOLDER = Path(__file__).parent / "suites"
 NO_SETTINGS = ("data", "method", "metrics", "seed", "device")  # fields of Plan that [settings] may not hold
@@ -120,6 +120,12 @@ class Suite:
     baseline: str = ""
     sort: str = ""
     note: str = ""
+    claims: tuple[Claim, ...] = ()
+
+    @property
+    def headline(self) -> Claim | None:
+        """The claim that this suite is made for; None if it names none."""
+        return next((claim for claim in self.claims if claim.headline), None)
 
     @property
     def baselines(self) -> dict[str, str]:
@@ -146,6 +152,7 @@ _SUITE: dict[str, Any] = _PLAIN | {
     "data": dict,
     "row": list,
     "figure": dict,
+    "claim": list,
 }
 _DATA: dict[str, Any] = {"metrics": list, "settings": dict, "read": str}
 _ROW: dict[str, Any] = {
@@ -188,7 +195,7 @@ def load_suite(suite: str | Path) -> Suite:
 
 def _suite(table: dict[str, Any], name: str) -> Suite:
     where = f"suite {name}"
-    _check(table, _SUITE, where, needed=("title", "source", "backbone", "data"))
+    check_table(table, _SUITE, where, needed=("title", "source", "backbone", "data"))
     settings = {"backbone": table["backbone"], **_settings(table, where)}
     data = {name: _data(name, entry, where) for name, entry in table["data"].items()}
     if not data:
@@ -204,7 +211,8 @@ def _suite(table: dict[str, Any], name: str) -> Suite:
         rows |= _other_methods(rows, data, table["backbone"])
     figure = _figure(table["figure"], data, where) if "figure" in table else None
     plain = {key: table[key] for key in _PLAIN if key in table}
-    suite = Suite(name=name, settings=settings, data=data, rows=rows, figure=figure, **plain)
+    claims = read_claims(table.get("claim", []), rows, where)
+    suite = Suite(name=name, settings=settings, data=data, rows=rows, figure=figure, claims=claims, **plain)
     _check_whole(suite, where)
     _check_points(suite, where)
     return suite
@@ -219,7 +227,7 @@ def _check_whole(suite: Suite, where: str) -> None:
         if base and base not in suite.rows:
             raise NearkinError(f"In {where} the baseline {base!r} is not a row.{nearest(base, suite.rows)}")
     if suite.sort:
-        _metric(suite.sort, where)
+        check_metric(suite.sort, where)
     spreads = any(n.spread is not None for r in suite.rows.values() for m in r.paper.values() for n in m.values())
     if spreads and not suite.spread:
         raise NearkinError(f"In {where} numbers have a spread of unknown kind: write spread = 'standard error'.")
@@ -227,7 +235,7 @@ def _check_whole(suite: Suite, where: str) -> None:
 
 def _figure(table: Any, data: Mapping[str, SuiteData], where: str) -> Axes:
     where = f"{where}, figure"
-    _check(table, _FIGURE, where, needed=("x", "metric"))
+    check_table(table, _FIGURE, where, needed=("x", "metric"))
     metric = table["metric"]
     for dataset in data.values():
         if metric not in dataset.metrics:
@@ -257,17 +265,17 @@ def _check_points(suite: Suite, where: str) -> None:
 
 def _data(name: str, table: Any, where: str) -> SuiteData:
     where = f"{where}, data.{name}"
-    _check(table, _DATA, where, needed=("metrics",))
+    check_table(table, _DATA, where, needed=("metrics",))
     if not table["metrics"]:
         raise NearkinError(f'In {where} metrics is empty: name what to show, as in ["R@1", "MAP@R"].')
     for metric in table["metrics"]:
-        _metric(metric, where)
+        check_metric(metric, where)
     return SuiteData(name, table.get("read", name), tuple(table["metrics"]), _settings(table, where))
 
 
 def _row(table: Any, backbone: str, data: Mapping[str, SuiteData], where: str) -> Row:
     where = f"{where}, row {table.get('name', '?')!r}" if isinstance(table, dict) else where
-    _check(table, _ROW, where, needed=("name",))
+    check_table(table, _ROW, where, needed=("name",))
     methods = table.get("method", {})
     for what, by_data in (("method", methods), ("paper", table.get("paper", {}))):
         for name in by_data:
@@ -275,7 +283,7 @@ def _row(table: Any, backbone: str, data: Mapping[str, SuiteData], where: str) -
                 raise NearkinError(f"In {where} {what}.{name} names no data set of the suite.{nearest(name, data)}")
     for spec in methods.values():
         if not isinstance(spec, str):
-            raise NearkinError(f"In {where} method must be {_words(_ROW['method'])}, not {spec!r}.")
+            raise NearkinError(f"In {where} method must be {type_words(_ROW['method'])}, not {spec!r}.")
         if unknown := PLACEHOLDER.search(spec):
             raise NearkinError(f"In {where} nothing defines {unknown[0]}: write it in [define] or in each.")
         parse(spec)
@@ -285,10 +293,10 @@ def _row(table: Any, backbone: str, data: Mapping[str, SuiteData], where: str) -
 
 
 def _numbers(table: Any, where: str) -> dict[str, Published]:
-    _check(table, dict.fromkeys(table if isinstance(table, dict) else (), object), where)
+    check_table(table, dict.fromkeys(table if isinstance(table, dict) else (), object), where)
     numbers = {}
     for name, value in table.items():
-        _metric(name, where)
+        check_metric(name, where)
         pair = value if isinstance(value, list) else [value]
         if len(pair) not in (1, 2) or not all(fits(v, float) for v in pair):
             raise NearkinError(f"In {where} {name} must be a percentage, or [percentage, spread], not {value!r}.")
@@ -308,29 +316,3 @@ def _settings(table: Mapping[str, Any], where: str) -> dict[str, Any]:
         if name in settings:
             raise NearkinError(f"In {where} {name} is not a setting: a suite has rows, data sets, metrics and seeds.")
     return settings
-
-
-def _metric(name: Any, where: str) -> None:
-    """Raise if this is not the name of a metric, as "R@1", or of joint embeddings, as "R@1 512-d"."""
-    metric = RunMetric.parse(name).metric if isinstance(name, str) else name
-    try:
-        parse_metric(metric)
-    except (NearkinError, TypeError) as error:
-        raise NearkinError(f"In {where}: {error}") from None
-
-
-def _check(table: Any, known: Mapping[str, Any], where: str, needed: tuple[str, ...] = ()) -> None:
-    if not isinstance(table, dict):
-        raise NearkinError(f"In {where} a table of keys and values is needed, not {table!r}.")
-    for name, value in table.items():
-        if name not in known:
-            raise NearkinError(f"In {where} there is no {name!r}.{nearest(name, known)} See the suites of nearkin.")
-        if not fits(value, known[name]):
-            raise NearkinError(f"In {where} {name} must be {_words(known[name])}, not {value!r}.")
-    for name in needed:
-        if name not in table:
-            raise NearkinError(f"In {where} {name} is missing.")
-
-
-def _words(hint: Any) -> str:
-    return {dict: "a table", list: "a list", str | dict: "a spec, or one per data set"}.get(hint) or words(hint)

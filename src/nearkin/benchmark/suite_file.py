@@ -1,6 +1,6 @@
 """The TOML file of a suite as one plain table: completed by its base, rows repeated, definitions filled in.
 
-`suite` documents the keys; here are `base`, `define` and `each`.
+`suite` documents the keys; here are `base`, `define` and `each`, and checks of a table.
 """
 
 import itertools
@@ -11,6 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from nearkin.errors import NearkinError
+from nearkin.evaluation import parse_metric
+from nearkin.spec import fits, nearest, words
+from nearkin.training.run_metric import RunMetric
 
 PLACEHOLDER = re.compile(r"\{(\w+)\}")
 
@@ -91,3 +94,36 @@ def _number(text: str) -> float | str:
         return float(text)
     except ValueError:
         return text
+
+
+def check_metric(name: Any, where: str) -> None:
+    """Raise if this is not the name of a metric, as "R@1", or of joint embeddings, as "R@1 512-d"."""
+    metric = RunMetric.parse(name).metric if isinstance(name, str) else name
+    try:
+        parse_metric(metric)
+    except (NearkinError, TypeError) as error:
+        raise NearkinError(f"In {where}: {error}") from None
+
+
+def check_table(table: Any, known: Mapping[str, Any], where: str, needed: tuple[str, ...] = ()) -> None:
+    """Raise unless this is a table with known keys, values of their types, and the needed keys."""
+    if not isinstance(table, dict):
+        raise NearkinError(f"In {where} a table of keys and values is needed, not {table!r}.")
+    for name, value in table.items():
+        if name not in known:
+            raise NearkinError(f"In {where} there is no {name!r}.{nearest(name, known)} See the suites of nearkin.")
+        if not fits(value, known[name]):
+            raise NearkinError(f"In {where} {name} must be {type_words(known[name])}, not {value!r}.")
+    for name in needed:
+        if name not in table:
+            raise NearkinError(f"In {where} {name} is missing.")
+
+
+def type_words(hint: Any) -> str:
+    """A type as an error names it."""
+    return {
+        dict: "a table",
+        list: "a list",
+        str | dict: "a spec, or one per data set",
+        str | list: "a name, or a list of names",
+    }.get(hint) or words(hint)

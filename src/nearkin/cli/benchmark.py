@@ -17,7 +17,10 @@ app = typer.Typer()
 
 @app.command()
 def bench(
-    suite: Annotated[str | None, typer.Argument(help="Name or file of a suite (none: list them).")] = None,
+    suites: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="SUITE", help="Name or file of a suite (none: list them); several with --headline."),
+    ] = None,
     data: Annotated[list[str] | None, typer.Option(help="Location of a data set, as NAME:PATH; repeatable.")] = None,
     seeds: Annotated[
         str | None, typer.Option(help="Number of seeds (3) or a list (0,1,2; one seed: 5,); default: the suite's.")
@@ -26,6 +29,15 @@ def bench(
     budget: Annotated[
         str | None, typer.Option(help="Stop cleanly after this time, as 25m or 2h; quick rows run first.")
     ] = None,
+    headline: Annotated[
+        bool,
+        typer.Option(
+            "--headline", help="Run only the two rows of each suite's headline claim, all suites in turn, seed by seed."
+        ),
+    ] = False,
+    speed: Annotated[
+        float, typer.Option(help="Images per second that this machine trains, for estimates before its first run.")
+    ] = 0.0,
     out: Annotated[Path, typer.Option(help="Folder of runs and results.jsonl.")] = Path("bench"),
     show: Annotated[
         bool, typer.Option("--show", help="Train nothing; show the finished runs and write table and figures.")
@@ -41,35 +53,40 @@ def bench(
 
     Table and figures are also written into the folder. The exit code is 1 if a run failed.
     """
-    from nearkin.benchmark import runner
+    from nearkin.benchmark import headlines, runner
     from nearkin.benchmark.suite import load_suite, suite_names
     from nearkin.benchmark.tables import suite_tables
     from nearkin.report.suite_figures import write_suite
 
-    if suite is None:
+    if not suites:
         titles = [[name, load_suite(name).title] for name in suite_names()]
         Console().print(PrintedTable("", ["suite", "what it is"], titles, text=True))
         return
-    chosen: dict[str, Any] = {
-        "seeds": parse_seeds(seeds),
-        "rows": rows,
-        "settings": dict(_parse_setting(text) for text in settings or ()),
-    }
-    reporter = progress_reporter()
-    if show:
-        results = runner.suite_results(suite, out=out, **chosen)
+    changed = dict(_parse_setting(text) for text in settings or ())
+    chosen: dict[str, Any] = {"seeds": parse_seeds(seeds), "settings": changed, "out": out}
+    making: dict[str, Any] = {"data": data or (), "budget": budget, "speed": speed, "reporter": progress_reporter()}
+    reporter = making["reporter"]
+    if headline and (rows or show):
+        raise NearkinError("--headline has rows of its own and trains: leave out --rows and --show.")
+    if headline:
+        found = headlines.bench_headlines(suites, **chosen, **making)
+    elif len(suites) > 1:
+        raise NearkinError("Several suites run together only with --headline: give one, or add it.")
+    elif show:
+        found = [runner.suite_results(suites[0], rows=rows, **chosen)]
     else:
-        results = runner.bench(suite, data=data or (), budget=budget, out=out, reporter=reporter, **chosen)
-        if results.stopped:
-            reporter.note(f"Stopped: {results.stopped}. Run the same command again to continue.")
-    tables = suite_tables(results)
+        found = [runner.bench(suites[0], rows=rows, **chosen, **making)]
+    if stopped := next((results.stopped for results in found if results.stopped), ""):
+        reporter.note(f"Stopped: {stopped}. Run the same command again to continue.")
+    tables = [table for results in found for table in suite_tables(results)]
     if form == "terminal":
         Console().print(terminal(tables))
     else:
         print(markdown(tables) if form == "markdown" else latex(tables))
-    if not rows and (written := write_suite(results, out)):  # a selection of rows must not replace the whole table
+    whole = not rows and not headline  # a selection of rows must not replace the whole table
+    if whole and (written := write_suite(found[0], out)):
         reporter.note(f"Written: {', '.join(map(str, written))}")
-    if results.failed:
+    if any(results.failed for results in found):
         raise typer.Exit(1)
 
 

@@ -24,6 +24,7 @@ Floats = NDArray[np.float64]
 
 NAN = float("nan")
 _AT_ONCE = 2**21  # draws held in memory at a time
+_MOST_PAIRS = 1000  # where a calculation of power stops
 
 
 class Summary(NamedTuple):
@@ -89,6 +90,27 @@ def paired_t(a: ArrayLike, b: ArrayLike, *, confidence: float = 0.95) -> Compari
     test = stats.ttest_1samp(d, 0.0)
     low, high = test.confidence_interval(confidence)
     return Comparison(len(d), mean, float(low), float(high), float(test.pvalue), mean / float(d.std(ddof=1)))
+
+
+def pairs_for_power(deviation: float, difference: float, *, power: float = 0.8, level: float = 0.05) -> int:
+    """The number of pairs with which a paired t-test finds a true difference as often as `power`.
+
+    `deviation` is the standard deviation of the differences. The test is two-sided; at least two pairs are needed.
+    """
+    if not difference > 0 or not deviation >= 0:
+        raise NearkinError(f"A difference above 0 and a deviation are needed, not {difference} and {deviation}.")
+    if not deviation:
+        return 2
+    from scipy import stats  # as above
+
+    def found(n: int) -> float:
+        shift, critical = difference / deviation * n**0.5, stats.t.ppf(1 - level / 2, n - 1)
+        return float(stats.nct.sf(critical, n - 1, shift) + stats.nct.cdf(-critical, n - 1, shift))
+
+    n = 2
+    while n < _MOST_PAIRS and found(n) < power:
+        n += 1
+    return n
 
 
 def against(

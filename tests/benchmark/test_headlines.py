@@ -1,0 +1,224 @@
+"""Claims in a suite's file, and the command that runs only the headline of several suites."""
+
+import math
+import sys
+
+import pytest
+from benchmark.tiny_suite import TINY, written
+
+from nearkin.benchmark import runner as module
+from nearkin.benchmark.costs import images_per_epoch
+from nearkin.benchmark.headlines import bench_headlines, needed_seeds
+from nearkin.benchmark.planned_runs import plan_suite
+from nearkin.benchmark.runner import bench
+from nearkin.benchmark.suite import load_suite, suite_names
+from nearkin.benchmark.suite_claims import PILOT, best_base, published_gain
+from nearkin.cli import main
+from nearkin.console import Reporter
+from nearkin.errors import NearkinError
+
+CLAIM = """
+[[claim]]
+paper = "A paper"
+words = "C2 is above PA"
+row = "C2"
+base = "PA"
+metric = "R@1"
+seeds = 8
+headline = true
+"""
+CLAIMED = TINY.replace('"R@1" = [50.0, 0.1] }', '"R@1" = 50.0 }').replace(
+    'method = "contrastive(form=c2)"', 'method = "contrastive(form=c2)"\npaper.glyphs = { "R@1" = 52.0 }'
+)
+PAPERS = ("vcpa_claims", "proxy_isa_claims", "ccp_claims", "mpa_claims", "profs_claims")
+
+
+@pytest.fixture
+def suites(tmp_path):
+    other = (CLAIMED + CLAIM).replace("form=c2", "form=c1").replace("proxy_anchor", "soft_triple")
+    return [written(tmp_path, CLAIMED + CLAIM, "one"), written(tmp_path, other, "two")]
+
+
+@pytest.fixture
+def begun(monkeypatch):
+    """Runs that were asked for, in order; each scores 50, C2 more by a little noise, within no time."""
+    runs = []
+
+    def pretend(self, job):
+        runs.append((job.run.description["method"].partition("(")[0], job.run.seed))
+        more = (2.0 + (job.run.seed % 3) * 0.1) if job.run.row == "C2" else 0.0
+        self.results[job.run.id] = {
+            "seed": job.run.seed, "scores": {"R@1": 50.0 + more, "MAP@R": 9.0}, "settings": job.run.description,
+            "hardware": self.hardware, "wall": 100.0,
+        }  # fmt: skip
+
+    monkeypatch.setattr(module.Runner, "run", pretend)
+    return runs
+
+
+def test_headlines_run_in_turn_pair_by_pair(suites, begun, tmp_path):
+    found = bench_headlines(suites, out=tmp_path / "out")
+    pair = ["proxy_anchor", "contrastive", "soft_triple", "contrastive"]
+    assert begun == [(name, seed) for seed in range(8) for name in pair]
+    assert [results.planned.seeds for results in found] == [tuple(range(8))] * 2
+    assert [list(results.planned.suite.rows) for results in found] == [["PA", "C2"]] * 2
+
+
+def test_a_stop_leaves_whole_pairs(suites, begun, tmp_path):
+    one = bench_headlines(suites[:1], out=tmp_path / "out", budget=150)[0]  # two of a pair need 200, once it is known
+    assert begun == [("proxy_anchor", 0), ("contrastive", 0)]
+    assert one.stopped == "the budget is too short for another run; 14 are left"
+    begun.clear()
+    assert bench_headlines(suites[:1], out=tmp_path / "out2", budget=150, speed=0.01)[0].stopped
+    assert not begun, "at this speed not even the first pair would finish"
+
+
+def test_as_many_seeds_as_half_the_published_gain_needs(tmp_path):
+    suite = load_suite(written(tmp_path, CLAIMED + CLAIM))
+    (claim,) = suite.claims
+    assert published_gain(claim, suite.rows, "glyphs") == 2.0
+
+    def needed(*differences):
+        scores = {"PA": dict.fromkeys(range(9), 50.0), "C2": {s: 50.0 + d for s, d in enumerate(differences)}}
+        return needed_seeds(suite, claim, scores)
+
+    assert needed() == needed(1.0, 2.0) == 8, "too few pairs to know: as the claim says"
+    assert needed(1.0, 1.1, 0.9) == 8, "never fewer"
+    assert needed(0.0, 1.2, 2.4) == 14, "a deviation of 1.2 and half a gain of 2 points"
+    assert needed(0.0, 1.2, 2.4, 90.0, -90.0) == 14, "only the first pairs decide"
+    assert needed(-5.0, 0.0, 5.0) == 16, "never more"
+    silent = load_suite(written(tmp_path, TINY.replace("[50.0, 0.1]", "50.0") + CLAIM, "silent"))
+    assert math.isnan(published_gain(claim, silent.rows, "glyphs"))
+    assert needed_seeds(silent, claim, {}) == 8
+
+
+def test_more_seeds_are_run_once_the_deviation_is_known(suites, begun, tmp_path, monkeypatch):
+    pretend = module.Runner.run
+
+    def noisy(self, job):
+        pretend(self, job)
+        self.results[job.run.id]["scores"]["R@1"] += 1.2 * job.run.seed if job.run.row == "C2" else 0.0
+
+    monkeypatch.setattr(module.Runner, "run", noisy)
+    (found,) = bench_headlines(suites[:1], out=tmp_path / "out")
+    assert found.planned.seeds == tuple(range(len(begun) // 2))
+    assert 8 < len(begun) // 2 < 17
+    begun.clear()
+    bench_headlines(suites[:1], out=tmp_path / "few", seeds=[4, 5])
+    assert [seed for _, seed in begun] == [4, 4, 5, 5], "seeds that are given are the seeds"
+
+
+def test_costs_are_noted_before_the_first_run(suites, begun, tmp_path, capsys):
+    from rich.console import Console
+
+    bench_headlines(suites[:1], out=tmp_path / "out", reporter=Reporter(Console(width=200)))
+    bench_headlines(suites, out=tmp_path / "out2", speed=14.4, reporter=Reporter(Console(width=200)))
+    said = capsys.readouterr().out
+    assert "one: C2, 8 runs, unknown" in said
+    assert "Together unknown: give --speed" in said.split("[1/16]")[0]
+    assert "two: C2, 8 runs, about 10 s each, 80 s together" in said
+    assert "Together 5.3 min, the first run of each kind longer." in said
+
+
+def test_the_work_of_an_epoch():
+    base = {"folds": 0, "held_out": 0.25, "select": "last", "patience": 0, "schedule": "step", "fraction": 1.0}
+    base |= {"batch": 10, "check_every": 0}
+    assert images_per_epoch(base, 1200) == 1200
+    assert images_per_epoch(base | {"fraction": 0.5}, 1200) == 600
+    held_out = base | {"select": "validation"}
+    assert images_per_epoch(held_out, 1200) == 900 + 300 / 3
+    assert images_per_epoch(held_out | {"check_every": 30}, 1200) == 900 + 3 * 300 / 3
+    assert images_per_epoch(held_out | {"folds": 4}, 1200) == 4 * (900 + 300 / 3)
+
+
+def test_the_best_of_a_sweep_is_the_other_side(tmp_path):
+    text = CLAIMED + CLAIM.replace('base = "PA"', 'base = ["PA", "Oracle"]')
+    (claim,) = load_suite(written(tmp_path, text)).claims
+    scores = {"C2": {0: 60.0, 1: 60.0}, "PA": {0: 50.0, 1: 52.0, 2: 99.0}, "Oracle": {0: 51.0, 1: 51.5}}
+    assert best_base(claim, scores) == "Oracle", "over common seeds only"
+    assert best_base(claim, {}) == "PA"
+
+
+@pytest.mark.parametrize(
+    ("changed", "error"),
+    [
+        (('row = "C2"', 'row = "C3"'), r"claim 'C2 is above PA' 'C3' is not a row.*'C2'"),
+        (('base = "PA"', 'base = "C2"'), "base must name another row"),
+        (('base = "PA"', "base = []"), "base must name another row"),
+        (('metric = "R@1"', 'metric = "R@"'), "R@"),
+        (("seeds = 8", "seeds = 3"), "a headline needs seeds, more than 3"),
+        (("headline = true", 'headline = true\nverdict = "holds"'), "there is no 'verdict'"),
+        (('paper = "A paper"', ""), "paper is missing"),
+    ],
+)
+def test_a_wrong_claim_is_refused(tmp_path, changed, error):
+    with pytest.raises(NearkinError, match=error):
+        load_suite(written(tmp_path, CLAIMED + CLAIM.replace(*changed)))
+
+
+def test_a_suite_has_one_headline_or_none(tmp_path):
+    with pytest.raises(NearkinError, match="two claims have headline"):
+        load_suite(written(tmp_path, CLAIMED + CLAIM + CLAIM))
+    with pytest.raises(NearkinError, match="tiny has no headline"):
+        bench_headlines([written(tmp_path, CLAIMED)], out=tmp_path / "out")
+
+
+def test_the_command_runs_headlines(suites, tmp_path, monkeypatch, capsys, begun):
+    out = ["--out", str(tmp_path / "out")]
+
+    def code(*words):
+        monkeypatch.setattr(sys, "argv", ["nearkin", "bench", *words])
+        with pytest.raises(SystemExit) as stopped:
+            main()
+        return stopped.value.code
+
+    assert code(*map(str, suites), *out) != 0
+    assert "Several suites run together only with --headline" in capsys.readouterr().err
+    assert code(str(suites[0]), "--headline", "--rows", "PA", *out) != 0
+    assert "leave out --rows and --show" in capsys.readouterr().err
+    monkeypatch.setattr("nearkin.benchmark.tables.suite_tables", lambda _: [])
+    assert code(*map(str, suites), "--headline", "--seeds", "1", "--budget", "1h", *out) == 0
+    assert len(begun) == 4
+
+
+# The suites of the papers' claims.
+
+
+@pytest.mark.parametrize("name", PAPERS)
+def test_a_paper_has_a_suite_with_its_claims(name):
+    suite = load_suite(name)
+    (headline,) = [claim for claim in suite.claims if claim.seeds]
+    assert headline is suite.headline
+    assert headline.seeds == 8
+    assert published_gain(headline, suite.rows, "cub") > 0
+    assert all(claim.metric in suite.data["cub"].metrics for claim in suite.claims)
+    runs = {run.row: run.id for run in plan_suite(suite, seeds=1).runs}
+    assert len(set(runs.values())) == len(runs), "no row is another under a new name"
+    assert suite.seeds == PILOT
+    assert {row.methods["cub"] != "" for row in suite.rows.values()} == {True}
+    sides = [next(r for r in plan_suite(suite, seeds=1).runs if r.row == row) for row in headline.rows]
+    assert {k for k in sides[0].description if sides[0].description[k] != sides[1].description[k]} == {"method"}
+
+
+def test_ccp_has_the_authors_head_and_batch_norm():
+    for name in suite_names():
+        if name.startswith("ccp_") and name != "ccp_lite0":
+            for run in plan_suite(load_suite(name), seeds=1).runs:
+                assert (run.description["head_init"], run.description["batch_norm"]) == ("glorot", "freeze"), run.row
+
+
+def test_each_loss_of_profs_has_its_own_batches():
+    runs = {run.row: run.description for run in plan_suite(load_suite("profs_claims"), seeds=1).runs}
+    assert (runs["Margin-Hard"]["images_per_class"], runs["Margin-Hard"]["batch"]) == (5, 125)
+    assert runs["Contrastive-Hard"]["images_per_class"] == 2
+    assert runs["C-PROFS-HNCM, four images per class"]["images_per_class"] == 4, "mining can act"
+    assert runs["N-pair"]["method"].startswith("profs(n_pair")
+    assert "steps=1" in runs["N-pair"]["method"]
+    for row in ("Triplet-Hard", "M-PROFS"):
+        assert "over='all'" in runs[row]["method"]
+    assert "plain_representatives=True" in runs["C-PROFS, plain representatives"]["method"]
+
+
+def test_a_plain_bench_does_not_heed_claims(suites, begun, tmp_path):
+    bench(suites[0], out=tmp_path / "out")
+    assert begun == [("proxy_anchor", 0), ("contrastive", 0), ("proxy_anchor", 1), ("contrastive", 1)]
