@@ -3,8 +3,8 @@
     python benchmarks/train_speed.py --data cub:PATH                 # a new process: cold, warm, small batches, methods
     python benchmarks/train_speed.py --data cub:PATH --parts methods
 
-`whole` trains twice with the defaults: the first counts from the start of the process and reads the images, the second
-finds them in memory. `batches` trains three epochs per size with and without CUDA graphs, of which the last is timed.
+`whole` trains three seeds with the defaults: the first counts from the start of the process and reads the images, the
+others find them in memory. `batches` trains three epochs per size with and without CUDA graphs; the last is timed.
 `methods` times steps of every method beside Proxy-Anchor's, all with the same network and images, and counts what a
 step does: how often images pass the network, and the operations of PyTorch. Results are written as
 they come; one that fails is recorded with its error, and the others are measured.
@@ -161,6 +161,7 @@ def main() -> None:
             whole, began = {**settings, "epochs": given.epochs}, psutil.Process().create_time()
             keep(cold=attempt(lambda: train(whole, began)))
             keep(warm=attempt(lambda: train({**whole, "seed": 1})))
+            keep(third=attempt(lambda: train({**whole, "seed": 2})))
         if "batches" in parts:
             small: Json = {}
             for batch in BATCHES:
