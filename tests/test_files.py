@@ -143,3 +143,20 @@ def test_temporary_files_of_killed_writers_are_removed(tmp_path):
     (tmp_path / "snapshots" / f".epoch.safetensors.{dead.pid}").touch()
     with write_lock(tmp_path):
         assert sorted(path.name for path in tmp_path.rglob("*")) == sorted([*keep, ".lock", "snapshots"])
+
+
+@pytest.mark.parametrize("count", [10, 70_000])
+def test_long_lists_in_a_record_are_no_part_of_the_header(count, tmp_path):
+    """Class names come back in order; the header, of which safetensors allows 100 MB, does not grow with them."""
+    names = [f"{number} \N{LATIN SMALL LETTER SHARP S}\n" for number in range(count)]
+    path = tmp_path / "model.safetensors"
+    write_tensors(path, {"w": torch.zeros(2)}, {"names": tuple(names), "step": 3})
+    tensors, about = read_tensors(path, needs={"step": int})
+    assert about == {"names": names, "step": 3}
+    assert list(tensors) == ["w"]
+    assert int.from_bytes(path.read_bytes()[:8], "little") < 1000
+    changed = bytearray(path.read_bytes())
+    changed[-100 if count > 10 else -1] ^= 1
+    path.write_bytes(changed)
+    with pytest.raises(NearkinError, match="damaged"):
+        read_tensors(path)

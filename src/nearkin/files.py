@@ -245,10 +245,20 @@ def unseal(content: Json) -> Json:
     return bare
 
 
+LONG_LIST = 2**16
+"""Entries from which a list in the record of a safetensors file is a tensor: its header has at most 100 MB."""
+
+IN_RECORD = "about."
+
+
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], about: Json | None = None) -> None:
-    """Write tensors and a small JSON record about them as one safetensors file, atomically."""
+    """Write tensors and a JSON record about them, such as the names of classes, as one safetensors file, atomically."""
     content = {k: t.detach().cpu().contiguous() for k, t in tensors.items()}
-    text = json.dumps(about or {})
+    record = dict(about or {})
+    for name in [n for n, value in record.items() if isinstance(value, list | tuple) and len(value) >= LONG_LIST]:
+        listed = bytearray(json.dumps(record.pop(name)).encode())
+        content[IN_RECORD + name] = torch.frombuffer(listed, dtype=torch.uint8)
+    text = json.dumps(record)
     with atomic_file(path) as temporary:
         try:
             save_file(content, temporary, {"about": text, "sha256": _digest(content, text)})
@@ -305,7 +315,10 @@ def map_tensors(path: Path, *, needs: Needs = NOTHING_NEEDED) -> tuple[dict[str,
         if "sha256" in metadata and metadata["sha256"] != _digest(tensors, text):
             raise NearkinError(f"{path} is damaged (its content has changed since it was written): {advice}.")
 
-    return tensors, about, check
+    if listed := [name for name in tensors if name.startswith(IN_RECORD)]:
+        check()  # it may not be JSON any more
+        about |= {name.removeprefix(IN_RECORD): json.loads(tensors[name].numpy().tobytes()) for name in listed}
+    return {name: t for name, t in tensors.items() if name not in listed}, about, check
 
 
 @contextmanager

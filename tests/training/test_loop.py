@@ -426,3 +426,10 @@ def test_a_damaged_checkpoint_is_refused(tmp_path):
     run.checkpoint.write_bytes(run.checkpoint.read_bytes()[:1000])
     with pytest.raises(nk.NearkinError, match="damaged"):
         nk.train(out=run.path, resume=True)
+
+
+def test_checkpoints_take_at_most_a_twentieth_of_the_time():
+    module = sys.modules["nearkin.training.loop"]
+    assert module.pause_after(0.1) == module.SAVE_SECONDS
+    for seconds in (1.0, 3.0, 40.0):
+        assert seconds / module.pause_after(seconds) <= 0.05

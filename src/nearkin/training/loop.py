@@ -40,7 +40,15 @@ from nearkin.training.weight_average import WeightAverage
 Network = Callable[[Tensor], Tensor]
 
 SAVE_SECONDS = 60.0
-"""Seconds between checkpoints: at most this much work is lost when the process is killed."""
+"""Seconds between checkpoints: at most this much work is lost when the process is killed, unless they take long."""
+
+LONG_SAVE = 3.0
+"""Seconds of writing a checkpoint above which the time between them grows in proportion: they take at most 5 %."""
+
+
+def pause_after(seconds: float) -> float:
+    """Seconds until the next checkpoint after one that took so long."""
+    return SAVE_SECONDS * max(1.0, seconds / LONG_SAVE)
 
 
 @dataclasses.dataclass(kw_only=True, eq=False)
@@ -102,7 +110,7 @@ class Training:
         if self.step == 0:
             self._before_first_step()
         began = saved = time.monotonic()
-        before = self.seconds
+        pause, before = SAVE_SECONDS, self.seconds
         total = self.plan.last_epoch * self.per_epoch
         self._estimate(total)
         batches = self.batches()
@@ -128,9 +136,9 @@ class Training:
                 if self.step % self.per_epoch == 0:
                     self._snapshot()
                 self.seconds = before + time.monotonic() - began
-                if asked.is_set() or self.kept or time.monotonic() - saved > SAVE_SECONDS:
+                if asked.is_set() or self.kept or time.monotonic() - saved > pause:
                     with self.profile.part("saving"):
-                        self._save()
+                        pause = self._save()
                     saved, self.kept = time.monotonic(), False
                 if asked.is_set():
                     raise KeyboardInterrupt
@@ -325,8 +333,9 @@ class Training:
             self.model.embedder, self.method, self.optimiser, self.losses, self.rng, self.crops, mean
         )
 
-    def _save(self) -> None:
-        """Write the checkpoint from which training resumes bit for bit."""
+    def _save(self) -> float:
+        """Write the checkpoint from which training resumes bit for bit; return the seconds until the next one."""
+        began = time.monotonic()
         self._finite_losses(self.step % self.per_epoch or self.per_epoch)
         weights = self.model.embedder.parameters()
         if not torch.nn.utils.get_total_norm(weights, norm_type=math.inf).isfinite():  # waits for the device once
@@ -342,6 +351,7 @@ class Training:
             "threads": torch.get_num_threads(),
         }
         checkpoint.save(self.run.checkpoint, self._state(), about)
+        return pause_after(time.monotonic() - began)
 
     def restore(self) -> None:
         """Load the last checkpoint, if there is one."""

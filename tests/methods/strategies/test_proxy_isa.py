@@ -396,3 +396,16 @@ def test_the_published_border_lies_too_far_out_to_find_them():
     m, _ = trained_on_wrong_labels("proxy_isa", epochs=8)
     assert float(m._progress().outlier.max()) < -0.3
     assert int(m.filtered.sum()) == 0
+
+
+def test_the_history_of_very_many_classes_is_of_fewer_checks(monkeypatch):
+    monkeypatch.setattr(isa, "HISTORY", 4 * CLASSES)
+    m = build(steps_per_epoch=1)
+    for check in range(20):
+        m.steps.fill_(check)
+        m.average.fill_(check)
+        m.at_check(torch.nn.Identity(), lambda: torch.zeros(IMAGES, DIM), torch.arange(IMAGES) % CLASSES)
+        assert len(m.history) <= 4
+        assert m.checks[0] == 0
+        assert m.checks[-1] == check
+        assert torch.equal(m.history[:, 0].long(), m.checks)

@@ -396,6 +396,14 @@ def test_uncertainty_against_loops():
     close(module.uncertainty(q, samples=40), torch.tensor(want, dtype=F64))
 
 
+@pytest.mark.parametrize("width", [1.0, 1e-5])
+def test_uncertainty_is_that_of_the_samples_also_of_narrow_gaussians(width):
+    q = Gaussian(normal(9, D) * 5, normal(9, D, seed=2).abs() * width)
+    eps = torch.randn(1000, 1, D, generator=torch.Generator().manual_seed(0), dtype=F64)
+    directions = torch.nn.functional.normalize(q.mu + q.sigma * eps, dim=2)
+    torch.testing.assert_close(module.uncertainty(q), directions.std(0).sum(-1), rtol=1e-7, atol=0)
+
+
 def test_uncertainty_of_classes():
     """A class's is the mean of its proxies'; wide Gaussians are less certain."""
     m = method("vcpa(proxy_anchor(per_class=2))", classes=C, dim=D)

@@ -57,7 +57,8 @@ Departures
     starts from the front, which is not copied here.
     All weights are constants of the gradient. The averages over the weights replace those of Eq. 4 line by line, so
     `positives="all"` of the inner loss keeps its meaning.
-    Also stored, for reports: how often each training image was filtered, and S_avg at every check.
+    Also stored, for reports: how often each training image was filtered, and S_avg at every check (with very many
+    classes at fewer of them).
 
 Relations
     With weights of 1 this is `proxy_anchor`. Proposition 1 (Eq. 6): its log-sums are maxima over distributions, of
@@ -81,6 +82,9 @@ from nearkin.methods.strategies.inner_loss import inner_proxies, require_proxies
 from nearkin.space import Space
 
 Penalty = Literal["none", "negative", "effective", "bounded", "decayed"]
+
+HISTORY = 2**24
+"""Numbers of S_avg that are kept for reports; when there are more, every other check is left out."""
 
 NEEDS = "proxy_isa counts epochs: call at_check before the first step, or set steps_per_epoch."
 
@@ -170,7 +174,7 @@ class ProxyISA(Strategy):
     seen: Tensor  # [C] n
     average: Tensor  # [C] S_avg
     filtered: Tensor  # [N] how often each training image was an outlier; N is known from at_check on
-    history: Tensor  # [checks, C] S_avg at every check
+    history: Tensor  # [checks, C] S_avg at the checks
     checks: Tensor  # [checks] the number of steps at each
 
     def __init__(
@@ -229,6 +233,8 @@ class ProxyISA(Strategy):
             return
         if len(self.filtered) != len(labels):
             self.filtered = self.filtered.new_zeros(len(labels))
+        if self.history.numel() >= HISTORY:
+            self.history, self.checks = self.history[::2], self.checks[::2]
         self.history = torch.cat([self.history, self.average[None]])
         self.checks = torch.cat([self.checks, self.steps[None]])
 

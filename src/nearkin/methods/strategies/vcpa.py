@@ -203,12 +203,28 @@ def compiled_step() -> Any:
 
 @torch.no_grad()
 def uncertainty(q: Gaussian, *, samples: int = 1000, seed: int = 0) -> Tensor:
-    """σ̄ [P], the spread of the directions of each proxy's samples; all proxies use the same noise."""
+    """σ̄ [P], the spread of the directions of each proxy's samples; all proxies use the same noise.
+
+    With a = ‖μ‖/‖p̂‖ and w = a − 1 a sample is at p̂ a − μ = μ w + σ ε a in units of ‖μ‖. Its moments are products of
+    matrices; w is small for narrow Gaussians, and everything float64, since a variance is a difference of moments.
+    """
     rng = torch.Generator(q.mu.device).manual_seed(seed)
-    eps = torch.randn(samples, 1, q.mu.shape[1], generator=rng, device=q.mu.device, dtype=q.mu.dtype)
-    rows = max(1, 2**23 // eps.numel())
-    blocks = zip(torch.split(q.mu, rows), torch.split(q.sigma, rows), strict=True)
-    return torch.cat([Space.COSINE.project(mu + sigma * eps).std(0).sum(-1) for mu, sigma in blocks])  # Eq. 30
+    shape = samples, q.mu.shape[1]
+    eps = torch.randn(shape, generator=rng, device=q.mu.device, dtype=q.mu.dtype).double()
+    both, rows = torch.cat([2 * eps, eps.square()], 1), max(1, 2**23 // samples)
+    spreads = []
+    for mu, sigma in zip(torch.split(q.mu.double(), rows), torch.split(q.sigma.double(), rows), strict=True):
+        own = mu.square().sum(1, keepdim=True)
+        unit = own.clamp_min(LEAST**2)
+        grown = (torch.cat([mu * sigma, sigma.square()], 1) @ both.T + (own - unit)) / unit  # ‖p̂‖²/‖μ‖² − 1
+        w = torch.expm1(-0.5 * torch.log1p(grown.clamp_min(1e-12 - 1)))
+        a = w + 1
+        mean = mu * w.mean(1, keepdim=True) + sigma * (a @ eps / samples)
+        cross, squares = (w * a) @ both[:, : eps.shape[1]] / samples, a.square() @ both[:, eps.shape[1] :] / samples
+        square = mu.square() * w.square().mean(1, keepdim=True) + mu * sigma * cross + sigma.square() * squares
+        variance = (square - mean.square()) / unit * (samples / (samples - 1))
+        spreads.append(variance.clamp_min(0).sqrt().sum(1))
+    return torch.cat(spreads).to(q.mu.dtype)  # Eq. 30
 
 
 class VCPA(Strategy):
