@@ -10,10 +10,16 @@ rounds, over some of the queries. Without it, synthetic data of the size of Stan
 2. time of pytorch-metric-learning's three metrics, with its own nearest neighbours, relative to ours;
 3. our peak memory beyond that of embeddings and labels.
 
+With --million, growing sizes up to a million items of 50,000 classes × 128, on a device, the default metrics: seconds
+beside those of the bare product, the products and the top of each row alone, peak memory, and whether some queries'
+values are those of a plain sort. The file is written after each size.
+
     python benchmarks/evaluate_speed.py                           # the full size: some five minutes on 2 cores
     python benchmarks/evaluate_speed.py --shapes                  # instead, the table of shapes
     python benchmarks/evaluate_speed.py --items 12000 --no-pml    # a quick check
     python benchmarks/evaluate_speed.py --items 5924 --classes 100
+    python benchmarks/evaluate_speed.py --million --device cuda --out benchmarks/results/evaluate_million.json
+    python benchmarks/evaluate_speed.py --million --items 20000    # only up to this size
 """
 
 import argparse
@@ -26,13 +32,13 @@ from statistics import median
 from typing import NamedTuple
 
 import numpy as np
-import psutil
 import torch
-from timing import alternating, source
+from timing import alternating, milliseconds, source
 from torch import Tensor
 
-from nearkin.evaluation import Protocol, evaluate, evaluate_under
-from nearkin.files import write_json
+from nearkin.errors import first_line
+from nearkin.evaluation import DEFAULT_METRICS, Protocol, evaluate, evaluate_under
+from nearkin.files import Json, write_json
 
 METRICS = ("R@1", "R@10", "R@100", "R@1000", "P@R", "MAP@R", "nDCG@100")
 PML = {"precision_at_1": "R@1", "r_precision": "P@R", "mean_average_precision_at_r": "MAP@R"}
@@ -84,6 +90,8 @@ def product_seconds(x: Tensor, block: Tensor, parts: list[slice], *, library: st
 @contextmanager
 def peak_memory() -> Iterator[list[float]]:
     """A list that holds, after the block, the peak memory in bytes beyond that before."""
+    import psutil
+
     process, stop, seen = psutil.Process(), threading.Event(), [0.0]
     before = process.memory_info().rss
 
@@ -179,16 +187,95 @@ def table_of_shapes(rounds: int) -> list[dict[str, object]]:
     return rows
 
 
+GOAL = 60.0
+"""Seconds that a million items may take on an H200."""
+
+MILLION, LARGE_DIM, CLASS_SIZE = 10**6, 128, 20
+SIZES = (20_000, 100_000, 300_000)
+CHECKED = 100
+"""Queries whose values are compared with those of a plain sort."""
+
+
+def measure_large(items: int, device: torch.device) -> Json:
+    """Seconds of `evaluate`, and of what it cannot do without, at this size."""
+    x, y = (t.to(device) for t in made(items, items // CLASS_SIZE, LARGE_DIM, noise=1.6))
+    evaluate(x[:4096], torch.arange(4096, device=device) // 2)  # imports, and the first use of each kernel
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    found: list[dict[str, Tensor]] = []
+    seconds = milliseconds(lambda: found.append(evaluate(x, y, per_query=True)), device) / 1e3
+    peak = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
+    rows, deepest = 128, int(y.bincount().max())
+    block = torch.empty(rows, items, device=device)
+    blocks = items / rows
+
+    def product() -> None:
+        torch.mm(x[:rows], x.T, out=block)
+
+    def top() -> None:
+        block.topk(deepest, dim=1)
+
+    times = 20 if device.type == "cuda" else 1
+    alone = {w.__name__: milliseconds(w, device, times=times) / 1e3 * blocks for w in (product, top, product, top)}
+    return {
+        "items": items,
+        "classes": items // CLASS_SIZE,
+        "dim": LARGE_DIM,
+        "seconds": seconds,
+        "goal_seconds": GOAL if items == MILLION and device.type == "cuda" else None,
+        "alone_seconds": alone,
+        "peak_bytes": peak,
+        "scores": {name: float(value.nanmean()) for name, value in found[0].items()},
+        "differs_from_sort": difference_from_sort(x, y, found[0]),
+    }
+
+
+def difference_from_sort(x: Tensor, y: Tensor, values: dict[str, Tensor]) -> float:
+    """The largest difference of R@1 and P@R of some queries from what a sort of all scores in float64 gives."""
+    some = torch.linspace(0, len(x) - 1, CHECKED, device=x.device).long()
+    unit = torch.nn.functional.normalize(x.double(), dim=1)
+    worst = 0.0
+    for query in some.tolist():
+        scores = unit @ unit[query]
+        scores[query] = -torch.inf
+        relevant = y == y[query]
+        count = int(relevant.sum()) - 1
+        hits = relevant[scores.topk(count).indices].double()
+        for name, value in (("R@1", hits[0]), ("P@R", hits.mean())):
+            worst = max(worst, abs(float(values[name][query]) - 100 * float(value)))
+    return worst
+
+
+def large_sizes(items: int, device: torch.device, out: Path | None) -> None:
+    """Measure sizes up to this one; record also one that fails."""
+    rows: list[Json] = []
+    for size in sorted({size for size in SIZES if size < items} | {items}):
+        try:
+            row = measure_large(size, device)
+        except RuntimeError as error:
+            row = {"items": size, "error": first_line(error)}
+        rows.append(row)
+        print(row, flush=True)
+        if out:
+            write_json(out, {"device": str(device), "metrics": DEFAULT_METRICS, "sizes": rows, **source()})
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--items", type=int, default=SOP_ITEMS, help="number of embeddings (default %(default)s)")
+    parser.add_argument("--items", type=int, help=f"number of embeddings (default {SOP_ITEMS}; --million: {MILLION})")
     parser.add_argument("--classes", type=int, help="number of classes (default: in proportion to the items)")
     parser.add_argument("--dim", type=int, default=512, help="dimensions (default %(default)s)")
     parser.add_argument("--no-pml", action="store_true", help="without pytorch-metric-learning")
     parser.add_argument("--rounds", type=int, default=3, help="rounds of the table of shapes (default %(default)s)")
     parser.add_argument("--shapes", action="store_true", help="the table of shapes instead")
+    parser.add_argument("--million", action="store_true", help="growing sizes up to a million items instead")
+    parser.add_argument("--device", default="cpu", help="cpu (default) or cuda, of --million")
     parser.add_argument("--out", type=Path, help="JSON file for the figures")
     options = parser.parse_args()
+    if options.million:
+        large_sizes(options.items or MILLION, torch.device(options.device), options.out)
+        return
+    options.items = options.items or SOP_ITEMS
     classes = options.classes or max(2, options.items * SOP_CLASSES // SOP_ITEMS)
     if options.items < 2 * classes:
         parser.error("there must be at least two items a class")
