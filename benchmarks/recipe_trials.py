@@ -1,16 +1,18 @@
 """Try settings on held-out training classes, and measure the best ones once on the test half.
 
 A trial changes the recipe `paper`, trains a third of its epochs without a quarter of the training classes, and scores
-that quarter in the view of the training and in the best one: what `--test-view auto` does before a training. Changes
-that gain on their own are then added to the best one, one after the other, as long as they gain, and the best of all is
-trained at the further sizes. The test half is not read. Short trainings are kinder to what learns fast than to what
-prevents overfitting.
+that quarter in the view of the training and in the best one: what `--test-view auto` does before a training. The test
+half is not read. Short trainings are kinder to what learns fast than to what prevents overfitting.
 
     python benchmarks/recipe_trials.py --data cub:PATH --suite cub_lite0 --seconds 250
     python benchmarks/recipe_trials.py --data cub:PATH --seconds 250 --final best "paper at 224" --final-seconds 300
 
-Trials run in the order of `TRIALS` at the first of `--sizes`, and with further `--splits` those that gain run again
-with another quarter of the classes held out: a trial that was made with more splits is preferred to one with fewer.
+One training differs from the next by luck alone, by about as much as a setting gains. So the trials after that of
+`paper` are mixtures of many changes, which change of each of `FACTORS` being drawn such that every training says
+something about all of them. The effect of each change is estimated from all trials together, by least squares. Then
+what gains is put together and trained on every split at the first of `--sizes`, for which time is kept back, and the
+best of all at the others.
+
 `--final` trains on all classes for all epochs, one seed of every trial after the other, and measures the test half in
 the view of the training and in the one that was best over the splits of the trial; `best` is the best trial of each
 size. Run again, the command makes what is missing. Results are written after every training, to `results/recipes/`
@@ -21,16 +23,19 @@ import argparse
 import ast
 import dataclasses
 import math
+import random
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import torch
 from held_out import train_held_out
 from rich.console import Console
 from suite_view import suite_view
 from timing import source
+from torch import Tensor
 
 from nearkin.console import Reporter
 from nearkin.data.pixels.open import keep_images_open
@@ -48,34 +53,37 @@ from nearkin.training.run_folder import RunFolder
 SIDE = 448
 """Short side at which images are kept, for all sizes of the network, so that they are read once."""
 
-TRIALS: dict[str, dict[str, Any]] = {
-    "paper": {},
-    "mean": {"schedule": "constant", "average": 1.0, "average_from": 30},
-    "layer norm": {"layer_norm": True},
-    "cosine": {"schedule": "cosine"},
-    "softmax": {
-        "method": "norm_softmax(temperature=0.05, smoothing=0.1)", "layer_norm": True, "images_per_class": 0
+FACTORS: dict[str, dict[str, dict[str, Any]]] = {
+    "schedule": {
+        "cosine": {"schedule": "cosine"},
+        "mean": {"schedule": "constant", "average": 1.0, "average_from": 30},
     },
-    "head rate x10": {"head_lr": 1e-3},
-    "jitter": {"augment": "jitter(resized_crop)"},
-    "gem": {"pool": "gem"},
-    "drop path": {"drop_path": 0.1},
-    "rate x2, mean": {"schedule": "constant", "lr": 2e-4, "average": 1.0, "average_from": 30},
-    "erase": {"augment": "erase(resized_crop)"},
-    "slow proxies": {"method": "proxy_anchor(alpha=32.0, delta=0.1, speed=30)"},
-    "crops from 0.16": {"augment": "resized_crop(scale=(0.16, 1))"},
-    "mpa": {"method": "mpa_ap"},
-    "rate x2, cosine": {"schedule": "cosine", "lr": 2e-4},
-    "ramp, cosine": {"schedule": "cosine", "ramp": 3},
-    "soft softmax": {
-        "method": "norm_softmax(temperature=0.1, smoothing=0.1)", "layer_norm": True, "images_per_class": 0
+    "loss": {
+        "softmax": {"method": "norm_softmax(temperature=0.05, smoothing=0.1)", "images_per_class": 0},
+        "soft softmax": {"method": "norm_softmax(temperature=0.1, smoothing=0.1)", "images_per_class": 0},
     },
-    "jitter, erase": {"augment": "erase(jitter(resized_crop))"},
-}  # fmt: skip
-"""Changes of the recipe `paper`, the most promising first."""
+    "norm": {"layer norm": {"layer_norm": True}},
+    "head": {"head rate x10": {"head_lr": 1e-3}},
+    "rate": {"rate x2": {"lr": 2e-4}},
+    "pool": {"gem": {"pool": "gem"}},
+    "crops": {"crops from 0.3": {"augment": "resized_crop(scale=(0.3, 1))"}},
+    "change": {"jitter": {"augment": "jitter({})"}, "erase": {"augment": "erase({})"}},
+}
+"""Changes of the recipe `paper`, of which a trial makes at most one of each kind. `{}` is the augmentation so far."""
 
-GAIN = 0.3
-"""How much a change has to gain on its own to be tried together with others."""
+CHANGES = [change for changes in FACTORS.values() for change in changes]
+
+MIXTURES = 24
+"""The most trials that mix changes."""
+
+CANDIDATES = 500
+"""Mixtures that are drawn, of which the one is trained that says most."""
+
+GAIN = 0.1
+"""How much a change has to gain by estimate to be kept."""
+
+SPREAD = 0.5
+"""How much is expected of the effects of changes, relative to luck: estimates from few trials stay near 0."""
 
 SPLITS = 4
 """The training classes are cut into this many blocks, each of which can be held out."""
@@ -92,12 +100,16 @@ class Clock:
     def __init__(self, seconds: float, unit: float = 0.0) -> None:
         self.ends, self.unit = time.monotonic() + seconds, unit
 
+    def has(self, cost: float) -> bool:
+        """Whether work of this cost fits."""
+        return time.monotonic() + cost * self.unit <= self.ends
+
     def run(self, work: Callable[[], None], *, name: str, cost: float = 1.0) -> None:
         """Do some work if it fits."""
-        began = time.monotonic()
-        if began + cost * self.unit > self.ends:
+        if not self.has(cost):
             print(f"{name}: no time", flush=True)
             return
+        began = time.monotonic()
         try:
             work()
         except (NearkinError, RuntimeError) as error:  # the others are worth trying
@@ -129,47 +141,89 @@ class Trials:
         return dataclasses.replace(plan, stored=SIDE / size)
 
     def make_all(self) -> None:
-        """Make the trials that fit into the time: single changes, those that gain together, the best at other sizes."""
+        """Make the trials that fit into the time: the recipe, mixtures, what gains together, the best at other sizes.
+
+        Time is kept back for all that follows the mixtures.
+        """
         size, *larger = self.given.sizes
-        first, *more = self.given.splits
-        for change, settings in TRIALS.items():
-            self.make(change, settings, size, split=first)
-        for split in more:
-            for change in ["paper", *self.gaining(size)]:
-                self.make(change, TRIALS[change], size, split=split)
-        self.add_up(size)
+        self.make_splits((), size)
+        at_the_end = len(self.given.splits) * sum((side / size) ** 2 for side in larger)
+        for number in range(len(self.mixtures(size)), MIXTURES):
+            if not self.clock.has(1 + 2 * len(self.given.splits) + at_the_end):
+                break
+            self.make(*self.next_mixture(size, seed=number))
+        for _ in range(3):  # what was chosen is measured too, which may change the choice
+            chosen = self.chosen(size)
+            if trial_name(chosen, size) in self.complete(size):
+                break
+            if self.clock.has(len(self.given.splits) + at_the_end):
+                self.make_splits(chosen, size)
         for side in larger:
             if best := self.best(size):
-                self.make_splits(best.rpartition(" at ")[0], self.made[best]["settings"], side)
-        for side in larger:
-            self.make("paper", {}, side, split=first)
+                self.make_splits(self.made[best]["changes"], side)
 
-    def add_up(self, size: int) -> None:
-        """Add changes that gain on their own to the best of them, one after the other, and keep those that gain more.
+    def mixtures(self, size: int) -> list[tuple[Sequence[str], str, float]]:
+        """The changes, the split and the score of every trial of a size, without those of the recipe itself."""
+        return [trial for trial in self.scores(size) if trial[0]]
 
-        Of changes of the same setting only the best is tried.
-        """
-        name, settings = "", dict[str, Any]()
-        for change in self.gaining(size):
-            if settings.keys() & TRIALS[change].keys():
-                continue
-            both, merged = f"{name} and {change}" if name else change, settings | TRIALS[change]
-            self.make_splits(both, merged, size)
-            gains = self.gains()
-            if not name or gains.get(f"{both} at {size}", -math.inf) > gains[f"{name} at {size}"]:
-                name, settings = both, merged
+    def scores(self, size: int) -> list[tuple[Sequence[str], str, float]]:
+        """The changes, the split and the score of every trial of a size."""
+        alike = [made for made in self.made.values() if made["size"] == size]
+        return [(made["changes"], at, each["score"]) for made in alike for at, each in made["splits"].items()]
 
-    def make_splits(self, change: str, settings: dict[str, Any], size: int) -> None:
+    def row(self, changes: Sequence[str], split: str) -> Tensor:
+        """What the score of a trial depends on: its split, and each change, 0 or 1."""
+        return torch.tensor([float(split == str(each)) for each in self.given.splits] + [c in changes for c in CHANGES])
+
+    def precision(self, size: int) -> Tensor:
+        """How well split and changes are known [F, F]: the inverse of the covariance of the effects."""
+        rows = [self.row(changes, split) for changes, split, _ in self.scores(size)]
+        before = torch.tensor([1e-3] * len(self.given.splits) + [SPREAD] * len(CHANGES))
+        return before.diag() + sum(row.outer(row) for row in rows)
+
+    def next_mixture(self, size: int, *, seed: int) -> tuple[tuple[str, ...], int, int]:
+        """Draw mixtures, and return the one whose score would be known worst, its size and its split."""
+        rng = random.Random(seed)
+        used = [split for _, split, _ in self.scores(size)]
+        split = min(self.given.splits, key=lambda each: used.count(str(each)))
+        drawn = [[rng.choice(["", *changes]) for changes in FACTORS.values()] for _ in range(CANDIDATES)]
+        covariance = self.precision(size).inverse()
+        rows = torch.stack([self.row(changes, str(split)) for changes in drawn])
+        worst = int(((rows @ covariance) * rows).sum(1).argmax())
+        return tuple(change for change in drawn[worst] if change), size, split
+
+    def effects(self, size: int) -> dict[str, tuple[float, float]]:
+        """By how much each change raises the score, and the standard error of that, best first."""
+        trials, precision = self.scores(size), self.precision(size)
+        x = torch.stack([self.row(changes, split) for changes, split, _ in trials])
+        y = torch.tensor([score for *_, score in trials])
+        found = torch.linalg.solve(precision, x.T @ y)
+        free = max(len(y) - len(found), 1)
+        luck = float((y - x @ found).square().sum() / free) ** 0.5
+        errors = luck * precision.inverse().diagonal().sqrt()
+        pairs = zip(found.tolist(), errors.tolist(), strict=True)
+        named = zip(CHANGES, list(pairs)[len(self.given.splits) :], strict=True)
+        return {
+            name: (round(gain, 3), round(error, 3)) for name, (gain, error) in sorted(named, key=lambda n: -n[1][0])
+        }
+
+    def chosen(self, size: int) -> tuple[str, ...]:
+        """The best change of each kind, if it gains by estimate."""
+        gain = {name: effect for name, (effect, _) in self.effects(size).items()}
+        best = [max(changes, key=lambda change: gain[change]) for changes in FACTORS.values()]
+        return tuple(change for change in best if gain[change] >= GAIN)
+
+    def make_splits(self, changes: Sequence[str], size: int) -> None:
         """Make one trial with all splits."""
         for split in self.given.splits:
-            self.make(change, settings, size, split=split)
+            self.make(changes, size, split)
 
-    def make(self, change: str, settings: dict[str, Any], size: int, *, split: int) -> None:
+    def make(self, changes: Sequence[str], size: int, split: int) -> None:
         """Make one trial, unless it was made or there is no time, and write all that were made."""
-        name = f"{change} at {size}"
+        name, settings = trial_name(changes, size), merged(changes)
         made = self.made.get(name, {})
         if made.get("settings") != settings:
-            made = {"settings": settings, "size": size, "splits": {}}
+            made = {"changes": list(changes), "settings": settings, "size": size, "splits": {}}
         if str(split) in made["splits"]:
             return
 
@@ -195,31 +249,45 @@ class Trials:
 
     def write(self) -> None:
         """Write the file of all trials."""
-        write_json(self.path, {**self.common, "gains": self.gains(), "trials": self.made, **source()})
+        effects = self.effects(self.given.sizes[0]) if self.mixtures(self.given.sizes[0]) else {}
+        about = {**self.common, "effects": effects, "gains": self.gains()}
+        write_json(self.path, {**about, "trials": self.made, **source()})
+
+    def complete(self, size: int) -> dict[str, float]:
+        """The mean score of the trials of a size that were made with all splits."""
+        wanted = {str(split) for split in self.given.splits}
+        return {
+            name: sum(made["splits"][split]["score"] for split in wanted) / len(wanted)
+            for name, made in self.made.items()
+            if made["size"] == size and wanted <= made["splits"].keys()
+        }
 
     def gains(self) -> dict[str, float]:
-        """By how much each trial is above the recipe at the first size, on average over its splits; best first.
-
-        The best of many scores of one split is partly luck, so trials with more splits come first.
-        """
-        paper = self.made.get(f"paper at {self.given.sizes[0]}", {"splits": {}})["splits"]
-        found = {}
-        for name, made in self.made.items():
-            if shared := [split for split in made["splits"] if split in paper]:
-                gain = sum(made["splits"][split]["score"] - paper[split]["score"] for split in shared) / len(shared)
-                found[name] = len(shared), round(gain, 3)
-        return {name: gain for name, (_, gain) in sorted(found.items(), key=lambda each: each[1], reverse=True)}
+        """By how much the trials that were made with all splits are above the recipe at the first size; best first."""
+        first, *larger = self.given.sizes
+        base = self.complete(first).get(trial_name((), first), math.nan)
+        found = {name: score - base for size in (first, *larger) for name, score in self.complete(size).items()}
+        return {name: round(gain, 3) for name, gain in sorted(found.items(), key=lambda each: each[1], reverse=True)}
 
     def best(self, size: int) -> str | None:
-        """The name of the best trial of a size."""
-        return next((name for name in self.gains() if self.made[name]["size"] == size), None)
+        """The name of the best trial of a size, among those that were made with all splits."""
+        scores = self.complete(size)
+        return max(scores, key=lambda name: scores[name], default=None)
 
-    def gaining(self, size: int) -> list[str]:
-        """The single changes that gain enough, best first."""
-        gains = self.gains()
-        return [
-            change for name in gains if (change := name.removesuffix(f" at {size}")) in TRIALS and gains[name] >= GAIN
-        ]
+
+def trial_name(changes: Sequence[str], size: int) -> str:
+    """Return the name of a trial."""
+    return f"{', '.join(changes) or 'paper'} at {size}"
+
+
+def merged(changes: Sequence[str]) -> dict[str, Any]:
+    """Return the settings of some changes; one of the augmentation may have that of another inside."""
+    found = dict[str, Any]()
+    for settings in (FACTORS[kind][change] for kind in FACTORS for change in FACTORS[kind] if change in changes):
+        if "augment" in settings:
+            settings = {"augment": settings["augment"].format(found.get("augment", "resized_crop"))}
+        found |= settings
+    return found
 
 
 def best_view(trial: Json) -> Json:
@@ -285,17 +353,16 @@ class Final:
 
 
 def measure_finals(trials: Trials, names: Iterable[str], seeds: list[int], seconds: float) -> None:
-    """Measure trials on the test half, the first seed of all of them first, as far as the time reaches."""
-    chosen = [trials.best(size) for size in trials.given.sizes] if "best" in names else []
-    wanted = dict.fromkeys([*chosen, *(name for name in names if name != "best")])
-    for name in wanted:
-        if name is not None and name not in trials.made:
-            print(f"{name}: no such trial; there are {', '.join(trials.made)}", flush=True)
-    finals = [Final(trials, name) for name in wanted if name in trials.made]
+    """Measure trials on the test half as far as the time reaches: the best ones of all sizes with all seeds first."""
     ends = time.monotonic() + seconds
-    for seed in seeds:
-        for final in finals:
-            final.train(seed, ends)
+    for name in names:
+        wanted = [trials.best(size) for size in trials.given.sizes] if name == "best" else [name]
+        for missing in [each for each in wanted if each is not None and each not in trials.made]:
+            print(f"{missing}: no such trial; there are {', '.join(trials.made)}", flush=True)
+        finals = [Final(trials, each) for each in wanted if each in trials.made]
+        for seed in seeds:
+            for final in finals:
+                final.train(seed, ends)
 
 
 def setting_value(text: str) -> Any:
@@ -316,8 +383,8 @@ def main() -> None:
     parser.add_argument("--data", required=True, help="as for nearkin train")
     parser.add_argument("--seconds", type=float, default=250.0, help="of trials; none starts that would take longer")
     parser.add_argument("--seed", type=int, default=0, help="of the trials")
-    parser.add_argument("--sizes", type=whole_numbers, default=[224, 288], help="the first is that of single changes")
-    parser.add_argument("--splits", type=whole_numbers, default=[4], help="blocks of classes to hold out, 1 to 4")
+    parser.add_argument("--sizes", type=whole_numbers, default=[224, 288], help="the first is that of mixtures")
+    parser.add_argument("--splits", type=whole_numbers, default=[4, 2], help="blocks of classes to hold out, 1 to 4")
     parser.add_argument("--final", nargs="+", default=[], metavar="TRIAL", help="measure these on the test half")
     parser.add_argument("--final-seconds", type=float, default=300.0, help="of final trainings")
     parser.add_argument("--seeds", type=whole_numbers, default=[0, 1, 2], help="of the final trainings")
@@ -334,6 +401,8 @@ def main() -> None:
             suite_view(given.suite, data=given.data, out=out, epochs=given.suite_epochs, device=given.device)
         trials = Trials(given, Reporter(Console() if Console().is_terminal else None))
         trials.make_all()
+        for name, (gain, error) in trials.effects(given.sizes[0]).items():
+            print(f"{gain:+6.2f} ± {error:.2f}  {name}")
         for name, gain in trials.gains().items():
             print(f"{gain:+6.2f}  {name:24} {next(iter(trials.made[name]['splits'].values()))['scores']}")
         measure_finals(trials, given.final, given.seeds, given.final_seconds)
