@@ -12,6 +12,7 @@ they come; one that fails is recorded with its error, and the others are measure
 
 import argparse
 import dataclasses
+import os
 import time
 import traceback
 from collections.abc import Callable, Mapping
@@ -20,10 +21,10 @@ from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import psutil
 import torch
 from rich.console import Console
 from timing import source
+from torch.nn.modules.module import register_module_forward_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import nearkin as nk
@@ -31,6 +32,7 @@ from nearkin.console import Reporter, plain_table
 from nearkin.data.pixels.open import keep_images_open
 from nearkin.files import Json, read_json, write_json
 from nearkin.methods.catalogue import method
+from nearkin.networks.backbones import Trunk
 from nearkin.training.defaults import fit_plan
 from nearkin.training.images import plan_dataset, with_storage
 from nearkin.training.launch import build_training
@@ -53,6 +55,12 @@ class Operations(TorchDispatchMode):
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.count += 1
         return function(*args, **(kwargs or {}))
+
+
+def process_start() -> float:
+    """Return when this process was started, on Linux."""
+    ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])  # since the machine was started
+    return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) + ticks / os.sysconf("SC_CLK_TCK")
 
 
 def attempt(work: Callable[[], Json]) -> Json:
@@ -88,8 +96,8 @@ def time_steps(training: Training, name: str, count: int) -> Json:
     objective.at_check(embedder, own._embed, own.labels)
     own._begin_epoch()
     batches, times = own.batches(), list[float]()
-    passes: list[int] = []
-    counting = embedder.trunk.register_forward_hook(lambda *_: passes.append(1))
+    passes: list[bool] = []
+    counting = register_module_forward_hook(lambda module, *_: passes.append(isinstance(module, Trunk)))
     with Operations() as operations:
         own._one_step(*next(batches))
     counting.remove()
@@ -103,7 +111,7 @@ def time_steps(training: Training, name: str, count: int) -> Json:
     row = {"ms": round(1000 * median(times[count:]), 3), "slowest_ms": round(1000 * max(times[count:]), 3)}
     row["graph"] = isinstance(own.run_step, StepGraph) and own.run_step.recorded is not None
     del own.run_step  # it refers to the training: without it the memory of its graph is free at once
-    return {**row, "passes": len(passes), "operations": operations.count}
+    return {**row, "passes": sum(passes), "operations": operations.count}
 
 
 def time_methods(settings: Mapping[str, Any], names: list[str], count: int, keep: Callable[[Json], None]) -> None:
@@ -158,7 +166,7 @@ def main() -> None:
     parts = given.parts.split(",")
     with keep_images_open():
         if "whole" in parts:
-            whole, began = {**settings, "epochs": given.epochs}, psutil.Process().create_time()
+            whole, began = {**settings, "epochs": given.epochs}, process_start()
             keep(cold=attempt(lambda: train(whole, began)))
             keep(warm=attempt(lambda: train({**whole, "seed": 1})))
             keep(third=attempt(lambda: train({**whole, "seed": 2})))

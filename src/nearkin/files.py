@@ -170,8 +170,11 @@ def read_json(path: Path, *, needs: Needs = NOTHING_NEEDED) -> Json:
         raise NearkinError(f"{path} is damaged ({error}): restore it, or make it again.") from None
 
 
-def append_line(path: Path, content: Json) -> None:
-    """Append a record with its digest as a line; cut off an incomplete last line that a killed process left."""
+def append_line(path: Path, content: Json, *, sync: bool = True) -> None:
+    """Append a record with its digest as a line; cut off an incomplete last line that a killed process left.
+
+    Without `sync` a power failure may lose it.
+    """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("ab+") as file:
@@ -182,6 +185,16 @@ def append_line(path: Path, content: Json) -> None:
             if not whole:
                 file.truncate(len(known) - len(rest))
             file.write(b"\n" * whole + line_of(content).encode())
+            if sync:
+                sync_file(file)
+    except OSError as error:
+        raise cannot_write(path, error) from None
+
+
+def sync_path(path: Path) -> None:
+    """Flush a file to disk to which lines were appended."""
+    try:
+        with path.open("ab") as file:
             sync_file(file)
     except OSError as error:
         raise cannot_write(path, error) from None

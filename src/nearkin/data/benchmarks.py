@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -48,7 +48,8 @@ def read_cub(path: Path, *, expect: Counts | None = CUB_COUNTS) -> Dataset:
     labels: dict[int, int] = dict(_fields(root / "image_class_labels.txt", (int, int)))
     _check_same_images(files, labels, root)
     _check_labels(labels, names, files, root)
-    paths = [root / "images" / files[image] for image in files]
+    folder = root / "images"
+    paths = [folder / file for file in files.values()]
     halves = _halves("cub", paths, [labels[image] for image in files], names, root=root, source=CUB, expect=expect)
     return replace(halves, test_short_side=256)  # the papers show 224 pixels of 256
 
@@ -216,7 +217,7 @@ def _complete(dataset: Dataset, expect: Counts | None, *, root: Path, source: st
             f"{name}: the lists in {root} have {' and '.join(wrong)}. Get {source}; read a part of it with folder:PATH."
         )
     for images in (dataset.train, test):
-        paths = [Path(str(path)) for path in images.sources]
+        paths = cast("list[Path]", images.sources)
         if bad := missing_or_empty(paths):
             first = [f"{relative(paths[row], root=root)} ({why})" for row, why in bad.items()]
             raise NearkinError(

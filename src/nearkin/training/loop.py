@@ -213,8 +213,8 @@ class Training:
         self._snapshot()
 
     def _estimate(self, total: int) -> None:
-        """Say how long the steps that are left will take, if anybody reads it."""
-        if self.reporter.console is not None and self.step < total:
+        """Say how long the steps that are left will take, if anybody reads it; those from a graph cannot be timed yet."""
+        if self.reporter.console is not None and self.step < total and not isinstance(self.run_step, StepGraph):
             each = time_steps(self.model, self.train.store, self.augment)
             epochs = total // self.per_epoch
             seconds = remaining_seconds(each, self.plan, epochs=epochs, done=self.step, per_epoch=self.per_epoch)
@@ -350,6 +350,7 @@ class Training:
             "plan": dataclasses.asdict(self.plan),
             "threads": torch.get_num_threads(),
         }
+        self.run.sync_log()  # whose lines the checkpoint counts
         checkpoint.save(self.run.checkpoint, self._state(), about)
         return pause_after(time.monotonic() - began)
 

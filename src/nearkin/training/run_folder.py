@@ -7,7 +7,7 @@ from rich.console import Console
 
 from nearkin.console import PrintedTable, score_cells
 from nearkin.errors import NearkinError
-from nearkin.files import Json, Needs, append_line, line_of, read_json, read_lines, write_text
+from nearkin.files import Json, Needs, append_line, line_of, read_json, read_lines, sync_path, write_text
 from nearkin.training.gain import read_gain
 
 CHOSEN = {
@@ -102,8 +102,12 @@ class RunFolder:
         return CARD_MARK in self.card.read_bytes()
 
     def append(self, event: Json) -> None:
-        """Append a line to the log."""
-        append_line(self.log, event)
+        """Append a line to the log. `sync_log` makes it safe from a power failure."""
+        append_line(self.log, event, sync=False)
+
+    def sync_log(self) -> None:
+        """Flush the log to disk."""
+        sync_path(self.log)
 
     def events(self) -> list[Json]:
         """Read the log, except a last line that a kill left incomplete."""

@@ -73,18 +73,25 @@ class Pack:
                 size = torch.from_numpy(table["size"])
             self.sizes: list[tuple[int, int]] = [(h, w) for h, w in size.tolist()]
             self.ends: list[int] = tile_counts(size, channels).cumsum(0).tolist()
-            self.tiles = np.memmap(path / "tiles.bin", np.uint8, mode="r").reshape(-1, TILE)
+            whole = (path / "tiles.bin").stat().st_size == TILE * self.ends[-1]
         except Exception:  # a truncated or damaged file fails in many ways
+            whole = False
+        if not whole:
             self.remove()
-            raise DamagedPack(path) from None
+            raise DamagedPack(path)
 
     def copy(self, row: int, target: Tensor) -> None:
-        """Copy an image's tiles into `target` and verify their checksum."""
-        tiles = self.tiles[self.ends[row - 1] if row else 0 : self.ends[row]]
-        if zlib.crc32(tiles.data) != int(self.check[row]):
+        """Read an image's tiles into `target` and verify their checksum."""
+        tiles = target.numpy().data.cast("B")
+        try:
+            with (self.path / "tiles.bin").open("rb", buffering=0) as file:  # in one piece, unlike a mapping's pages
+                file.seek(TILE * self.ends[row - 1] if row else 0)
+                whole = file.readinto(tiles) == len(tiles)
+        except OSError:
+            whole = False
+        if not whole or zlib.crc32(tiles) != int(self.check[row]):
             self.remove()
             raise DamagedPack(self.path)
-        target.numpy()[:] = tiles
 
     def remove(self) -> None:
         """Delete the pack."""
