@@ -1,11 +1,14 @@
 """Folded batch norms: the same outputs and gradients, the same names, nothing changed in train mode, safe to copy."""
 
 import copy
+from contextlib import nullcontext
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
+from nearkin.networks import fold_batch_norm
 from nearkin.networks.backbones import build_trunk
 from nearkin.networks.fold_batch_norm import fold_batch_norms
 
@@ -115,3 +118,21 @@ def test_the_next_network_of_the_same_kind_is_not_compiled_again():
         assert fold_batch_norms(net, x) == 1
         torch.compile(net, backend=backend)(x)
     assert len(graphs) == 1
+
+
+def test_kernels_of_every_kind_are_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    trunk, run = build_trunk("lite0", weights="none"), list[Any]()
+
+    def convolve(conv: Any, norm: Any, x: torch.Tensor, _: object) -> torch.Tensor:
+        run.append(conv)
+        weight = conv.weight * norm.weight[:, None, None, None]
+        return torch.nn.functional.conv2d(x, weight, norm.bias, conv.stride, 0, 1, conv.groups)
+
+    monkeypatch.setattr(fold_batch_norm, "convolve", convolve)
+    monkeypatch.setattr(fold_batch_norm, "fits_kernels", lambda *_: True)
+    monkeypatch.setattr(fold_batch_norm, "kernel_kind", lambda conv, _: (conv.groups > 1, conv.stride))
+    monkeypatch.setattr(torch.cuda, "device", lambda _: nullcontext())
+    fold_batch_norm.compile_kernels(trunk, torch.device("cpu"), nullcontext)
+    kinds = [(conv.groups > 1, conv.stride) for conv in run]
+    assert sorted(kinds) == [(False, (1, 1)), (False, (2, 2)), (True, (1, 1)), (True, (2, 2))]
+    assert all(p.grad is None for p in trunk.parameters())

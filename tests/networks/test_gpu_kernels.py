@@ -1,6 +1,7 @@
 """The kernels for a GPU compute what PyTorch computes in float64, gradients included."""
 
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -105,6 +106,23 @@ def test_a_whole_network(monkeypatch):
             assert float((ours - plain).norm()) <= 1e-2 * float(plain.norm())  # float32, through 49 layers
 
 
+def compiled():
+    every = [k for k in vars(kernels).values() if hasattr(k, "device_caches")]
+    return sum(len(cache[0]) for kernel in every for cache in kernel.device_caches.values())
+
+
+def test_a_step_compiles_nothing_after_compile_kernels():
+    trunk = build_trunk("lite0", weights="none").to("cuda", memory_format=torch.channels_last).eval()
+    context = partial(torch.autocast, "cuda", dtype=torch.bfloat16)
+    fold_batch_norm.compile_kernels(trunk, torch.device("cuda"), context)
+    before = compiled()
+    for size in (96, 64):  # which compile nothing either
+        with context():
+            y = trunk(image(4, 3, size, size))
+        torch.autograd.grad(y.float().square().sum(), list(trunk.parameters()), allow_unused=True)
+    assert compiled() == before > 0
+
+
 def test_resize_weights(monkeypatch):
     torch.manual_seed(0)
     draws, size = torch.rand(6, 2 * views.TRIES + 3, device="cuda"), torch.randint(30, 50, (6, 2), device="cuda")
@@ -116,6 +134,6 @@ def test_resize_weights(monkeypatch):
     ):
         both = []
         for have in (True, False):
-            monkeypatch.setattr(views, "HAVE_KERNEL", have)
+            monkeypatch.setattr(views, "kernels_run", lambda _, have=have: have)
             both.append(views.weights(boxes, 50, size=21, count=24, flip=flip, dtype=torch.float32))
         torch.testing.assert_close(*both, rtol=1e-5, atol=1e-6)

@@ -6,8 +6,9 @@ gradients stay the same. In train mode a batch norm runs as usual.
 """
 
 import copy
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager
 from functools import cache
 from typing import Any
 
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from nearkin.networks.fused_convolution import convolve, fits_kernels
+from nearkin.networks.fused_convolution import convolve, fits_kernels, kernel_kind
 
 BatchNorm = nn.modules.batchnorm._BatchNorm
 
@@ -42,6 +43,36 @@ def fold_batch_norms(net: nn.Module, example: Tensor) -> int:
     for module, mode in modes:
         module.training = mode
     return len(pairs) if same else 0
+
+
+def compile_kernels(
+    net: nn.Module, device: torch.device, context: Callable[[], AbstractContextManager[object]]
+) -> None:
+    """Compile the kernels that a network needs on a GPU, in threads; its first step would compile them one by one.
+
+    `context` is the one in which a step calls the network. Weights and gradients stay as they are.
+    """
+
+    def run(job: tuple[nn.Conv2d, Any, Tensor]) -> None:
+        conv, norm, x = job
+        weights = [p for p in (conv.weight, norm.weight, norm.bias) if p is not None]
+        with torch.cuda.device(device), torch.enable_grad(), context():
+            out = convolve(conv, norm, x.requires_grad_(), _activations(norm))
+            with torch.autograd.set_multithreading_enabled(False):  # in this thread, not in the one that all share
+                torch.autograd.grad(out.float().sum(), [x, *weights])
+
+    different: dict[Hashable, tuple[nn.Conv2d, Any, Tensor]] = {}
+    for conv in net.modules():
+        folded: Any = getattr(conv, "folded", None)
+        if isinstance(conv, nn.Conv2d) and folded is not None:
+            x = torch.zeros(2, conv.in_channels, 8, 8, device=device).contiguous(memory_format=torch.channels_last)
+            acts = _activations(folded[0])
+            if fits_kernels(conv, x, acts):
+                different.setdefault(kernel_kind(conv, acts), (conv, folded[0], x))
+    for job in (first := list(different.values())[:1]):
+        run(job)  # alone, since the others need most of its kernels, too
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(run, list(different.values())[len(first) :]))
 
 
 def _flat(output: Any) -> Tensor:
@@ -105,6 +136,10 @@ def _unfold(conv: nn.Conv2d, norm: Any) -> None:
     del conv.folded
 
 
+def _activations(norm: Any) -> list[nn.Module]:
+    return [getattr(norm, name) for name in ("drop", "act") if hasattr(norm, name)]  # timm's include them
+
+
 @cache
 def _folded_conv(kind: type[nn.Conv2d]) -> type[nn.Conv2d]:
     """Derive a convolution that includes its batch norm, and the activation of that, while it is frozen."""
@@ -113,7 +148,7 @@ def _folded_conv(kind: type[nn.Conv2d]) -> type[nn.Conv2d]:
         norm, bare = conv.folded
         if norm.training:
             return kind.forward(conv, x)
-        acts = [getattr(norm, name) for name in ("drop", "act") if hasattr(norm, name)]  # timm's include them
+        acts = _activations(norm)
         if fits_kernels(conv, x, acts):
             return convolve(conv, norm, x, acts)
         a = (norm.running_var + norm.eps).rsqrt()

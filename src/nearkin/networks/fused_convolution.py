@@ -1,19 +1,18 @@
 """Convolution, bias and activation on a GPU, in as few passes over the feature map as its kernels allow."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-try:
-    from nearkin.networks.gpu_kernels import WIDEST, bias_activation, depthwise, fold
-except ImportError:  # no Triton, which PyTorch brings only where there can be a GPU
-    HAVE_KERNELS = False
-else:
-    HAVE_KERNELS = True
+from nearkin.data.pixels.kernel_check import kernels_run
+
+with suppress(ImportError):  # no Triton: then `kernels_run` says so
+    from nearkin.networks.gpu_kernels import WIDEST, bias_activation, block_of, depthwise, fold
 
 CLAMPS = {nn.Identity: (-math.inf, math.inf), nn.ReLU: (0.0, math.inf), nn.ReLU6: (0.0, 6.0)}
 """Activations that are a clamp."""
@@ -22,8 +21,7 @@ CLAMPS = {nn.Identity: (-math.inf, math.inf), nn.ReLU: (0.0, math.inf), nn.ReLU6
 def fits_kernels(conv: nn.Conv2d, x: Tensor, acts: Sequence[nn.Module]) -> bool:
     """Whether `convolve` computes this convolution; a compiled network has kernels of its own."""
     return (
-        HAVE_KERNELS
-        and x.is_cuda
+        x.is_cuda
         and x.dtype != torch.float64
         and x.is_contiguous(memory_format=torch.channels_last)
         and not torch.compiler.is_compiling()
@@ -34,6 +32,7 @@ def fits_kernels(conv: nn.Conv2d, x: Tensor, acts: Sequence[nn.Module]) -> bool:
         and conv.dilation == (1, 1)
         and conv.kernel_size[0] == conv.kernel_size[1]
         and conv.stride[0] == conv.stride[1]
+        and kernels_run(x.device)
     )
 
 
@@ -48,13 +47,25 @@ def convolve(conv: nn.Conv2d, norm: Any, x: Tensor, acts: Sequence[nn.Module]) -
             conv.weight, norm.running_mean, norm.running_var, norm.weight, norm.bias, eps=norm.eps, dtype=x.dtype
         )
         left, right, top, bottom = padding = _padding(conv, x)
-        single = conv.groups == conv.in_channels == conv.out_channels
-        if single and conv.stride[0] > 1 and conv.kernel_size[0] <= WIDEST:  # cuDNN is slow here, but not at stride 1
+        if _own_depthwise(conv):
             return depthwise(x, weight, bias, stride=conv.stride[0], padding=padding, low=low, high=high)
         if (left, top) != (right, bottom):
             x, left, top = F.pad(x, padding), 0, 0
         out = F.conv2d(x, weight, None, conv.stride, (top, left), 1, conv.groups)
         return bias_activation(out.contiguous(memory_format=torch.channels_last), bias, low, high)
+
+
+def _own_depthwise(conv: nn.Conv2d) -> bool:
+    """Whether a convolution is depthwise and strided: there cuDNN is slow, but not at stride 1."""
+    single = conv.groups == conv.in_channels == conv.out_channels
+    return single and conv.stride[0] > 1 and conv.kernel_size[0] <= WIDEST
+
+
+def kernel_kind(conv: nn.Conv2d, acts: Sequence[nn.Module]) -> Hashable:
+    """Return what decides which kernels `convolve` compiles for a convolution: Triton sees multiples of 16."""
+    channels = conv.out_channels
+    own = (conv.kernel_size, conv.stride) if _own_depthwise(conv) else None
+    return own, block_of(channels), channels % 16 == 0, tuple(type(act) for act in acts)
 
 
 def _padding(conv: Any, x: Tensor) -> tuple[int, int, int, int]:

@@ -209,7 +209,7 @@ def _rows(x: Tensor) -> int:
     return x.numel() // x.shape[1]
 
 
-def _block(channels: int) -> tuple[int, int]:
+def block_of(channels: int) -> tuple[int, int]:
     """How many rows and channels of a map one program has: two sizes, so that few kernels are compiled."""
     block = 32 if channels <= 32 else 128
     return 4096 // block, block
@@ -218,7 +218,7 @@ def _block(channels: int) -> tuple[int, int]:
 def _clamped(gradient: Tensor, out: Tensor | None, low: float, high: float) -> tuple[Tensor, Tensor]:
     """Return the gradient where the output [B, C, H, W] is between low and high (None: everywhere), and its sum [C]."""
     rows, channels = _rows(gradient), gradient.shape[1]
-    lines, block = _block(channels)
+    lines, block = block_of(channels)
     part = _ceil(_ceil(rows, max(1, PARTS // _ceil(channels, block))), lines) * lines
     count = _ceil(rows, part)
     masked = gradient if out is None else torch.empty_like(gradient)
@@ -234,7 +234,7 @@ class _BiasActivation(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, bias: Tensor, low: float, high: float) -> Tensor:
         """Overwrites x."""
         rows, channels = _rows(x), x.shape[1]
-        lines, block = _block(channels)
+        lines, block = block_of(channels)
         grid = _ceil(rows, lines), _ceil(channels, block)
         _add_and_clamp[grid](x, bias, x, rows, channels, low, high, BR=lines, BC=block)
         ctx.mark_dirty(x)

@@ -5,6 +5,7 @@ import copy
 import dataclasses
 import itertools
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -24,12 +25,13 @@ from nearkin.files import LOCK, Json, read_json, write_lock
 from nearkin.methods.catalogue import method
 from nearkin.networks.backbones import add_own_backbone, check_size
 from nearkin.networks.embedder import Embedder
+from nearkin.networks.fold_batch_norm import compile_kernels
 from nearkin.space import Space
 from nearkin.training.defaults import fit_plan
 from nearkin.training.folds import train_folds
 from nearkin.training.images import Embedded, open_images, plan_dataset, training_images, with_storage
 from nearkin.training.loop import Network, Training
-from nearkin.training.model import Ensemble, Model, build_embedder, embedding_dim
+from nearkin.training.model import Ensemble, Model, autocast, build_embedder, embedding_dim
 from nearkin.training.more_epochs import add_epochs
 from nearkin.training.moved_data import find_data
 from nearkin.training.optimiser import make_optimiser, parameter_groups, set_training
@@ -232,7 +234,7 @@ def build_training(
         compiled=plan.compile,
     )
 
-    with profile.part("decoding"):
+    with _compiling_kernels(model, profile), profile.part("decoding"):
         train = open_images(model, train_set, "training", reporter=reporter)
         _check_classes(train_set, train.images)
         validation = None
@@ -261,6 +263,20 @@ def build_training(
         reporter=reporter,
     )
     return training, head_scale
+
+
+@contextmanager
+def _compiling_kernels(model: Model, profile: Profile) -> Iterator[None]:
+    """Compile the kernels of a network on a GPU while images are read; what fails here fails again in training."""
+    if model.device.type != "cuda":
+        yield
+        return
+    context = partial(autocast, model.device, model.plan.precision)
+    with ThreadPoolExecutor(1) as background:
+        compiled = background.submit(compile_kernels, model.embedder, model.device, context)
+        yield
+        with profile.part("compiling"):
+            wait([compiled])
 
 
 def _announce_start(embedder: Embedder, plan: Plan, reporter: Reporter) -> Space | None:

@@ -213,7 +213,7 @@ class Training:
         self._snapshot()
 
     def _estimate(self, total: int) -> None:
-        """Say how long the steps that are left will take, if anybody reads it; those from a graph cannot be timed yet."""
+        """Say how long the steps that are left will take, if anybody reads it. Graphs cannot be timed before."""
         if self.reporter.console is not None and self.step < total and not isinstance(self.run_step, StepGraph):
             each = time_steps(self.model, self.train.store, self.augment)
             epochs = total // self.per_epoch

@@ -11,6 +11,7 @@ reads only the crop and takes a third of the time.
 
 import math
 from collections.abc import Callable
+from contextlib import suppress
 from typing import NamedTuple, Protocol, cast
 
 import torch
@@ -18,16 +19,13 @@ from torch import Generator, Tensor
 from torch.nn import functional as F
 
 from nearkin.data.pixels.colour_and_erase import Augmentation, Erase, Jitter
+from nearkin.data.pixels.kernel_check import kernels_run
 from nearkin.data.pixels.tiles import Pixels, Sides
 from nearkin.errors import NearkinError
 from nearkin.spec import Call, check_options, look_up, parse
 
-try:
+with suppress(ImportError):
     from nearkin.data.pixels.resize_kernel import resize_weights
-except ImportError:  # no Triton, which PyTorch brings only where there can be a GPU
-    HAVE_KERNEL = False
-else:
-    HAVE_KERNEL = True
 
 TRIES = 10  # draws of a random resized crop before falling back to the largest central one
 
@@ -352,7 +350,7 @@ def weights(boxes: Boxes, length: int, *, size: int, count: int, flip: Tensor, d
 
     `flip` concerns x only. Outputs from `size` on are padding for alignment.
     """
-    if HAVE_KERNEL and flip.is_cuda and not torch.compiler.is_compiling():
+    if flip.is_cuda and not torch.compiler.is_compiling() and kernels_run(flip.device):
         pairs = [v if isinstance(v, Tensor) else torch.full_like(boxes.start, v) for v in boxes]
         return resize_weights(pairs, flip, length=length, size=size, count=count, dtype=dtype)
     start, extent = boxes.start.unsqueeze(2), boxes.extent.unsqueeze(2)  # [B, 2, 1]
