@@ -25,19 +25,38 @@ app = typer.Typer()
 def embed(
     run: RunArgument,
     images: Annotated[list[Path], typer.Argument(help="Image files, folders, or csv tables (path, label).")],
-    out: Annotated[Path, typer.Option("--out", "-o", help="The file: .parquet or .npz.")],
+    out: Annotated[
+        Path, typer.Option("--out", "-o", help="The file, .parquet or .npz; with --part or --on a folder of parts.")
+    ],
+    part: Annotated[
+        str | None, typer.Option(help="Embed only this part of the images, such as 3/8; a finished part is skipped.")
+    ] = None,
+    on: Annotated[Literal["ray"] | None, typer.Option(help="Embed in parts on the machines of a Ray cluster.")] = None,
     strict: StrictOption = False,
     device: DeviceOption = "auto",
 ) -> None:
     """Embed images into a file: path, label, embedding. Safe to interrupt; run it again to continue."""
     from nearkin.data.image_files import list_images
     from nearkin.search.embed import embed_to_file
+    from nearkin.search.parts import Part, embed_one_part, in_folder
     from nearkin.training.model import load
 
+    if part is not None and on is not None:
+        raise NearkinError("--on ray makes the parts itself: leave out --part or --on.")
+    chosen = None if part is None else Part.parse(part)
+    where = out if part is None and on is None else in_folder(out)
     reporter = progress_reporter(strict=strict)
     found = list_images(images, reporter.leave_out)
-    filled = embed_to_file(run, load(run, device=device), found, out, reporter=reporter)
-    print(f"{filled.added + filled.kept:,} images embedded: {out}")
+    if on is not None:
+        from nearkin.search.on_ray import embed_on_ray
+
+        filled = embed_on_ray(run, found, where, device=device, reporter=reporter)
+    elif chosen is not None:
+        where = chosen.file(out)
+        filled = embed_one_part(run, found, out, chosen, device=device, reporter=reporter)
+    else:
+        filled = embed_to_file(run, load(run, device=device), found, out, reporter=reporter)
+    print(f"{filled.added + filled.kept:,} images embedded: {where}")
 
 
 @app.command()
@@ -45,7 +64,10 @@ def index(
     run: Annotated[Path, typer.Argument(help="Folder of the run whose model embeds the images.")],
     images: Annotated[
         list[Path],
-        typer.Argument(help="Image files, folders (one per class gives the labels), or csv tables (path, label)."),
+        typer.Argument(
+            help="Image files, folders (one per class gives the labels), or csv tables (path, label); or what nearkin "
+            "embed wrote, a .parquet file or a folder of all parts."
+        ),
     ],
     out: Annotated[
         str | None, typer.Option("--out", "-o", help="Folder of the index, new or to add to; see also --store.")
@@ -65,15 +87,18 @@ def index(
     """Index images for search; embeds only new and changed ones. Safe to interrupt; run it again to continue."""
     from nearkin.data.image_files import list_images
     from nearkin.search.build import index_images, summary
+    from nearkin.search.parts import embedded_files
 
     if out is None and store is None:
         raise NearkinError("The index needs a place: --out FOLDER or --store URL.")
     reporter = progress_reporter(strict=strict)
-    found = list_images(images, reporter.leave_out)
+    embedded = {place: embedded_files(place) for place in images}
+    places = [place for place, files in embedded.items() if not files]
     done = index_images(
         run,
-        found,
+        list_images(places, reporter.leave_out) if places else [],
         out or str(store),
+        embedded=[file for files in embedded.values() for file in files],
         kind=kind,
         store=store,
         prune=prune,
@@ -130,9 +155,9 @@ def search(
     from nearkin.data.image_files import list_images
     from nearkin.data.pixels.decode import describe_misnamed, none_usable
     from nearkin.report.search_results import search_page
-    from nearkin.search.index import open_index
     from nearkin.search.index.engines import without_password
     from nearkin.search.names import escape_name
+    from nearkin.search.parts import open_searchable
     from nearkin.search.query import (
         as_records,
         check_labels,
@@ -148,7 +173,7 @@ def search(
         raise NearkinError("--json is the same as --format json: leave out --json or --format.")
     reporter = progress_reporter(strict=strict, silent=True)
     found = list_images(images, reporter.leave_out)
-    with open_index(index) as opened:
+    with open_searchable(index, run=run) as opened:
         check_labels(opened, label or ())
         threshold = threshold_of(opened, run)
         model = model_of(opened, run=run, device=device)

@@ -146,6 +146,9 @@ def ship(
 def evaluate(
     run: RunArgument,
     data: TestDataOption = None,
+    embeddings: Annotated[
+        Path | None, typer.Option(help="Measure what nearkin embed wrote: a .parquet file or a folder of all parts.")
+    ] = None,
     metrics: Annotated[
         str | None, typer.Option(help="Metrics, separated by commas (default: those of the run).")
     ] = None,
@@ -154,11 +157,17 @@ def evaluate(
     device: DeviceOption = "auto",
 ) -> None:
     """Measure the model of a run on the test classes."""
+    from nearkin.search.parts import measure_embedded
     from nearkin.training.measure_run import measure_run
 
+    if data is not None and embeddings is not None:
+        raise NearkinError("Either --data is measured or --embeddings: leave one out.")
     names = tuple(name.strip() for name in metrics.split(",")) if metrics else None
     reporter = progress_reporter(strict=strict, silent=True) if as_json else output_reporter(strict=strict)
-    scores = measure_run(run, data=data, metrics=names, device=device, reporter=reporter)
+    if embeddings is not None:
+        scores = measure_embedded(run, embeddings, metrics=names, device=device)
+    else:
+        scores = measure_run(run, data=data, metrics=names, device=device, reporter=reporter)
     select = read_json(RunFolder(run).config)["plan"]["select"]
     if as_json:
         found = {"scores": scores, "queries": scores.queries, "left_out": scores.left_out, "select": select}

@@ -15,6 +15,7 @@ from nearkin.search.embed import Filled, fill
 from nearkin.search.index import Index, create_index, open_index
 from nearkin.search.index.base import NoIndex
 from nearkin.search.index.engines import without_password
+from nearkin.search.parts import add_embedded, check_maker
 from nearkin.search.query import check_model, run_threshold
 from nearkin.training.model import Model, load
 
@@ -35,14 +36,20 @@ def index_images(
     images: Sequence[ImageFile],
     where: str | Path,
     *,
+    embedded: Sequence[Path] = (),
     kind: str | None = None,
     store: str | None = None,
     prune: bool = False,
     device: str = "auto",
     reporter: Reporter | None = None,
 ) -> Indexed:
-    """Embed images with a run's model into a new or existing index. `prune` removes items whose files are gone."""
+    """Embed images with a run's model into a new or existing index. `prune` removes items whose files are gone.
+
+    `embedded` are .parquet files of embeddings by the same model, which are added as they are.
+    """
     run, reporter = Path(run), reporter or Reporter()
+    for file in embedded:
+        check_maker(file, run)
     model = load(run, device=device)
     with _open_or_create(run, model, where, kind, store) as index:
         check_model(index, run)
@@ -51,10 +58,13 @@ def index_images(
                 f"The index {where} is {index.kind}, not {kind}: leave --kind out, or create another index."
             )
         index.check_build()  # before the work
+        read = add_embedded(index, embedded, reporter=reporter)
         filled = fill(index, model, images, reporter=reporter)
+        filled = Filled(filled.added + read.added, filled.kept + read.kept, filled.bad)
         removed = index.remove(_without_file(index)) if prune else 0
         if not len(index):
-            raise none_usable(filled.bad, len(images))
+            nothing = NearkinError("The files hold no embeddings: there is nothing to index.")
+            raise none_usable(filled.bad, len(images)) if images else nothing
         if filled.added or removed or index.meta["recall"] is None:
             if index.kind != "exact":
                 reporter.note(f"Building the {index.kind} index and measuring its recall.")

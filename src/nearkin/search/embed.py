@@ -2,7 +2,7 @@
 
 import shutil
 from collections import deque
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
@@ -127,27 +127,43 @@ def embed_to_file(
     write = WRITERS.get(out.suffix.lower())
     if write is None:
         raise NearkinError(f"Embeddings are written to a .parquet or .npz file, not to {out.name!r}.")
-    if write is _write_parquet:
-        _import_pyarrow()  # fail before the work, not after it
+    if write is write_parquet:
+        import_pyarrow()  # fail before the work, not after it
+
+    return embed_and_write(run, model, images, out, write, reporter=reporter)
+
+
+def embed_and_write(
+    run: Path,
+    model: Model,
+    images: Sequence[ImageFile],
+    out: Path,
+    write: Callable[[Path, Sequence[ImageFile], Index], None],
+    *,
+    may_be_empty: bool = False,
+    reporter: Reporter | None = None,
+) -> Filled:
+    """Embed images and, once all are done, `write` the file from those that can be read."""
     with _unfinished(out, run, model) as index:
         filled = fill(index, model, images, reporter=reporter)
         bad = {str(error.path) for error in filled.bad}
         good = [image for image in images if image.path not in bad]
-        if not good:
+        if not (good or may_be_empty):
             raise none_usable(filled.bad, len(images))
         with atomic_file(out) as temporary:
             write(temporary, good, index)
-    shutil.rmtree(_work_folder(out))
+    shutil.rmtree(work_folder(out))
     return filled
 
 
-def _work_folder(out: Path) -> Path:
+def work_folder(out: Path) -> Path:
+    """The index that keeps the unfinished work of a file."""
     return out.with_name(out.name + ".part")
 
 
 def _unfinished(out: Path, run: Path, model: Model) -> Index:
     """The unfinished work of an earlier call with the same model, or a new index."""
-    folder = _work_folder(out)
+    folder = work_folder(out)
     if (folder / MANIFEST).exists():
         index = open_index(folder)
         if index.meta["fingerprint"] == fingerprint(run):
@@ -167,21 +183,26 @@ def _write_npz(path: Path, images: Sequence[ImageFile], index: Index) -> None:
         )
 
 
-def _write_parquet(path: Path, images: Sequence[ImageFile], index: Index) -> None:
-    pa, parquet = _import_pyarrow()
-    vectors = index.embeddings([image.path for image in images])
+def write_parquet(
+    path: Path, images: Sequence[ImageFile], index: Index, about: Mapping[str, str] | None = None
+) -> None:
+    """Write the embeddings of images as a table, with what is known `about` it in its metadata."""
+    pa, parquet = import_pyarrow()
+    vectors, stamps = index.embeddings([image.path for image in images]), index.stamps()
     table = pa.table(
         {
             "path": pa.array([escape_name(image.path) for image in images], pa.string()),
             "label": pa.array([image.label and escape_name(image.label) for image in images], pa.string()),
+            "stamp": pa.array([stamps[image.path][1] for image in images], pa.string()),
             "embedding": pa.FixedSizeListArray.from_arrays(pa.array(vectors.ravel()), index.dim),
         }
     )
-    about = {"space": index.space, "run": escape_name(str(index.run)), "fingerprint": index.meta["fingerprint"]}
-    parquet.write_table(table.replace_schema_metadata(about), path)
+    made = {"space": index.space, "run": escape_name(str(index.run)), "fingerprint": index.meta["fingerprint"]}
+    parquet.write_table(table.replace_schema_metadata(made | dict(about or {})), path)
 
 
-def _import_pyarrow() -> tuple[Any, Any]:
+def import_pyarrow() -> tuple[Any, Any]:
+    """The modules pyarrow and pyarrow.parquet, or a sentence on how to install them."""
     try:
         import pyarrow  # type: ignore[import-untyped]
         import pyarrow.parquet  # type: ignore[import-untyped]
@@ -192,4 +213,4 @@ def _import_pyarrow() -> tuple[Any, Any]:
     return pyarrow, pyarrow.parquet
 
 
-WRITERS = {".parquet": _write_parquet, ".npz": _write_npz}
+WRITERS = {".parquet": write_parquet, ".npz": _write_npz}

@@ -1,6 +1,6 @@
 """Measure the model of a finished run: on its test classes or on another data set."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ from torch import Tensor
 from nearkin.console import Reporter
 from nearkin.data.datasets import load_dataset
 from nearkin.errors import NearkinError
-from nearkin.evaluation import Scores, evaluate_under, parse_metric, protocol_of
+from nearkin.evaluation import Scores, evaluate, evaluate_under, parse_metric, protocol_of
 from nearkin.files import read_json
 from nearkin.networks.backbones import check_size
 from nearkin.training.chosen_view import SquareView
@@ -85,6 +85,23 @@ def measure_run(
     values = _over_views(folder, names, open_test, measured)
     most = max(tested, key=lambda each: each.seen)  # the models of folds have different training classes
     return RunScores(values, queries=counts[0].queries, left_out=counts[0].left_out, tested=most)
+
+
+def measure_vectors(
+    run: str | Path,
+    x: Tensor,
+    labels: Tensor,
+    classes: Collection[str],
+    *,
+    metrics: Sequence[str] | None = None,
+    device: str = "auto",
+) -> RunScores:
+    """Return the scores of embeddings by the model of a run, each searched among all others; `classes`: names."""
+    model, kept = load(run, device=device), read_json(RunFolder(run).config)["plan"]["metrics"]
+    names = metrics or list(dict.fromkeys(RunMetric.parse(name).metric for name in kept))
+    scores = evaluate(x.to(model.device), labels, metrics=names, space=model.space, seed=model.plan.seed)
+    tested = seen_classes(classes, model.seen)
+    return RunScores(scores, queries=scores.queries, left_out=scores.left_out, tested=tested)
 
 
 def query_values(
