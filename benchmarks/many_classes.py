@@ -8,8 +8,9 @@
 
 A step is zero_grad, loss, gradient, optimiser and state of the method, without a network; its time is the median after
 two steps. Peak memory is that of the device, relative to [C·K, D] in float32, of which weights, gradient and AdamW's
-moments are four. A row that fails is recorded with its error; rows that would begin after `--limit` seconds are not
-measured.
+moments are four. Products are in full float32 except in rows with `tf32`. With `compiled`, VCPA compiles its steps, as
+nearkin train makes it do on a GPU. A row that fails is recorded with its error; rows that would begin after `--limit`
+seconds are not measured.
 """
 
 import argparse
@@ -51,6 +52,7 @@ class Case(NamedTuple):
     dim: int
     batch: int
     compiled: bool = False
+    tf32: bool = False
 
 
 class Goal(NamedTuple):
@@ -72,13 +74,17 @@ def cases(*, tiny: bool, gpu: bool) -> Iterator[Case]:
         yield from (Case(spec, classes, dim, batch) for spec in SPECS)
         if classes == sizes[0]:
             yield from (Case(spec, 10 * classes, dim // 2, batch) for spec in HUGE)
+        if classes == sizes[0] and gpu:
+            yield from (Case(spec, classes, dim, batch, tf32=True) for spec in SPECS[:3])
     if gpu:
-        yield Case("vcpa", sizes[0], dim, batch, compiled=True)
+        yield from (Case("vcpa", sizes[0], dim, batch, compiled=True, tf32=tf32) for tf32 in (False, True))
 
 
 def measure(case: Case, device: torch.device) -> Json:
     """The median time of a step, its peak memory, and the loss of the first and the last step on one batch."""
     gpu = device.type == "cuda"
+    if gpu:
+        torch.set_float32_matmul_precision("high" if case.tf32 else "highest")
     torch.manual_seed(0)
     with device:
         m = method(case.spec, classes=case.classes, dim=case.dim)
@@ -145,7 +151,8 @@ def steps(device: torch.device, *, tiny: bool, only: str, limit: float, keep: Ca
 
 def sentence(row: Json) -> str:
     """One line about a case."""
-    what = f"{row['spec']}{', compiled' * row['compiled']}, C = {row['classes']:,}, D = {row['dim']}: "
+    how = ", compiled" * row["compiled"] + ", TF32" * row["tf32"]
+    what = f"{row['spec']}{how}, C = {row['classes']:,}, D = {row['dim']}: "
     if "error" in row:
         return what + row["error"]
     peak = f", {row['peak_gib']:.1f} GiB = {row['multiple']:.2f} [C·K, D]" if "peak_gib" in row else ""

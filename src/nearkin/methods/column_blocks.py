@@ -29,11 +29,16 @@ WITHIN_CLASS = ("amax", "any", "mean", "sum")
 """Functions that reduce [B, C, K] to [B, C] if their dimension is −1."""
 
 
+OWN = -1
+"""The number of a further block: the classes of the samples, in which all positives are."""
+
+
 class Columns(NamedTuple):
     """Where classes are cut into blocks."""
 
     classes: int
     width: int  # classes per block; the last block may have fewer
+    own: Tensor | None = None  # [B] which class each sample is of, for the block OWN
 
     @property
     def numbers(self) -> range:
@@ -42,7 +47,14 @@ class Columns(NamedTuple):
     def narrow(self, t: Tensor, dim: int, number: int) -> Tensor:
         """Block `number` of a tensor with the columns of all classes along a dimension."""
         per_class, start = t.shape[dim] // self.classes, number * self.width
+        if number == OWN:
+            return t.index_select(dim, self.own_columns(per_class))
         return t.narrow(dim, start * per_class, min(self.width, self.classes - start) * per_class)
+
+    def own_columns(self, per_class: int) -> Tensor:
+        """The columns [B·K] of the block OWN."""
+        assert self.own is not None
+        return (self.own[:, None] * per_class + torch.arange(per_class, device=self.own.device)).flatten()
 
     def block(self, value: Any, number: int, shape: Sequence[int]) -> Any:
         """Block `number` of an argument of a function of pairs of that shape [B, R, …]; the same without columns."""
@@ -60,6 +72,27 @@ def cut_columns(rows: int, columns: int, per_class: int) -> Columns | None:
     return Columns(columns // per_class, max(1, BLOCK // (rows * per_class)))
 
 
+class _Cut(torch.autograd.Function):
+    """The blocks of a tensor [B, R, …] and its block OWN; its gradient is put together once, not once per use."""
+
+    @staticmethod
+    def forward(whole: Tensor, width: int, own: Tensor) -> tuple[Tensor, ...]:
+        return *torch.split(whole, width, dim=1), whole.index_select(1, own)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, int, Tensor], output: tuple[Tensor, ...]) -> None:
+        ctx.save_for_backward(inputs[2])
+        ctx.set_materialize_grads(False)
+        ctx.blank = [(t.shape, t.dtype, t.device) for t in output]
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor, None, None]:
+        blank = zip(gradients, ctx.blank, strict=True)
+        *parts, at_own = (torch.zeros(b[0], dtype=b[1], device=b[2]) if g is None else g for g, b in blank)
+        (own,) = ctx.saved_tensors
+        return torch.cat(parts, 1).index_add_(1, own, at_own), None, None
+
+
 class Pairs:
     """Values [B, C·K] or [B, C, K] of pairs, by a function of the number of a block."""
 
@@ -74,9 +107,10 @@ class Pairs:
 
     @classmethod
     def of(cls, whole: Tensor, columns: Columns) -> "Pairs":
-        """The blocks of a tensor; its gradient is put together once, not once per use."""
-        parts = torch.split(whole, columns.width * (whole.shape[1] // columns.classes), dim=1)
-        return cls(parts.__getitem__, columns, whole.shape, whole)
+        """The blocks of a tensor."""
+        per_class = whole.shape[1] // columns.classes
+        parts = _Cut.apply(whole, columns.width * per_class, columns.own_columns(per_class))  # type: ignore[no-untyped-call]
+        return cls(parts.__getitem__, columns, whole.shape, whole)  # the last is OWN
 
     def whole(self) -> Tensor:
         """The tensor."""

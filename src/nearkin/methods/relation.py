@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from nearkin.errors import NearkinError
-from nearkin.methods.column_blocks import By, Columns, Pairs, cut_columns, reduced
+from nearkin.methods.column_blocks import OWN, By, Columns, Pairs, cut_columns, reduced
 from nearkin.space import Space, full_precision, norm
 
 EMPTY = -1
@@ -50,11 +50,10 @@ class Relation(NamedTuple):
         return Relation(self.s.T, self.pos.T, self.neg.T, *sides, 0, self.space)
 
 
-def _through_norm(g: Tensor, w: Tensor, floor: float) -> Tensor:
+def _through_norm(g: Tensor, w: Tensor, length: Tensor, floor: float, out: Tensor | None = None) -> Tensor:
     """∂L/∂w for points v = w/n, n = max(‖w‖, floor), and g = ∂L/∂v / n: g − (g·v) v, or g below the floor."""
-    length = norm(w)
     along = torch.where(length >= floor, (g * w).sum(-1, keepdim=True) / length.clamp_min(floor).square(), 0)
-    return torch.addcmul(g, along, w, value=-1)
+    return torch.addcmul(g, along, w, value=-1, out=out)
 
 
 class _Project(torch.autograd.Function):
@@ -72,7 +71,8 @@ class _Project(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         (w,) = ctx.saved_tensors
-        return _through_norm(gradient / norm(w).clamp_min(ctx.floor), w, ctx.floor), None
+        length = norm(w)
+        return _through_norm(gradient / length.clamp_min(ctx.floor), w, length, ctx.floor), None
 
 
 COMPARE_BLOCK, GPU_COMPARE_BLOCK = 2**21, 2**23
@@ -106,13 +106,17 @@ class _Compare(torch.autograd.Function):
         size = max(1, (GPU_COMPARE_BLOCK if x.is_cuda else COMPARE_BLOCK) // max(1, *x.shape))
         with full_precision(x):
             for block in (slice(start, start + size) for start in range(0, len(w), size)):
-                n = norm(w[block]).clamp_min(ctx.floor)
+                length = norm(w[block])
+                n = length.clamp_min(ctx.floor)
                 q = ds[:, block] / n.T
                 if dx is not None:
                     dx = torch.addmm(dx, q, w[block])
                 if dw is not None:
                     g = q.T @ x if dv is None else torch.addcdiv(q.T @ x, dv[block], n)
-                    dw[block] = _through_norm(g, w[block], ctx.floor)
+                    if torch.is_grad_enabled():  # for a second gradient
+                        dw[block] = _through_norm(g, w[block], length, ctx.floor)
+                    else:
+                        _through_norm(g, w[block], length, ctx.floor, out=dw[block])
         return dx, dw, None
 
 
@@ -190,6 +194,8 @@ def _in_blocks(r: Relation, blocks: Columns) -> Relation:
     """The relation to very many proxies, none of them EMPTY, with pairs computed one block of columns at a time."""
 
     y, columns = r.rows[:, None], r.columns  # the blocks keep these, and not the vectors
+    labels = columns[:: len(columns) // blocks.classes].contiguous()  # ascending
+    blocks = blocks._replace(own=torch.searchsorted(labels, r.rows).clamp_max(len(labels) - 1))
 
     def same(number: int) -> Tensor:
         return y == blocks.narrow(columns, 0, number)
@@ -197,6 +203,20 @@ def _in_blocks(r: Relation, blocks: Columns) -> Relation:
     parts = same, lambda number: ~same(number)
     s, pos, neg = Pairs.of(r.s, blocks), *(Pairs(part, blocks, r.s.shape) for part in parts)
     return r._replace(s=cast("Tensor", s), pos=cast("Tensor", pos), neg=cast("Tensor", neg))
+
+
+def at_own_classes(r: Relation, weights: Tensor | None) -> tuple[Relation, Tensor | None]:
+    """For sums over positives among very many proxies: the columns of the batch's classes, and their weights.
+
+    A sample after the first of its class has columns without positives. Any other relation is returned as it is.
+    """
+    if not isinstance(r.s, Pairs):
+        return r, weights
+    blocks, shape = r.s.columns, r.s.shape
+    columns = blocks.narrow(r.columns, 0, OWN)
+    first = ~(r.rows[:, None] == r.rows).triu(1).any(0).repeat_interleave(len(columns) // len(r.rows))
+    s, pos, neg = (blocks.block(t, OWN, shape) for t in (r.s, r.pos, r.neg))
+    return r._replace(s=s, pos=pos & first, neg=neg & first, columns=columns), blocks.block(weights, OWN, shape)
 
 
 def batch_references(x: Tensor, y: Tensor) -> References:

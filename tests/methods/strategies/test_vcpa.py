@@ -207,6 +207,26 @@ def test_blocks_of_proxies_give_what_all_at_once_do(monkeypatch):
     assert whole.abs().min() > 0
 
 
+@pytest.mark.parametrize("positives", ["all", "batch"])
+def test_of_many_proxies_only_those_of_the_batch_have_positives(positives, monkeypatch):
+    """In two blocks that overlap, with noise that differs by row: the same as steps on all proxies with all masks."""
+    y, K = Y * 20 + 1, 2
+    m = method(f"vcpa(proxy_anchor(per_class={K}), tau=0.3, steps=3, positives={positives})", classes=90, dim=D)
+    noise = normal(1, 180, D, seed=4)
+    monkeypatch.setattr(module, "BLOCK", {"cpu": 100 * D})
+    monkeypatch.setattr(m, "_noise", lambda like, _: noise[:, : len(like)])
+    m.double().after_step(Step(X, y))
+    first = {c: K * y.tolist().index(c) for c in y.tolist()}  # the noise of the first sample of a class
+    whole = make_batch(UNIT, y, m.proxies.labels, alpha=32, delta=0.1, positives=positives)
+    for c, at in {**first, 0: 0, 89: 98}.items():  # class 89 is the last of the block from row 80 on
+        rows = slice(K * c, K * c + K)
+        b, eps = whole._replace(offsets=whole.offsets[:, rows]), noise[:, at : at + K]
+        q = last = Gaussian(torch.zeros(K, D, dtype=F64), torch.ones(K, D, dtype=F64))
+        for _ in range(3):
+            q = newton_step(q, last.mu, last.sigma, eps, b, tau=0.3, sigma_min=1e-5, damping=1e-8)
+        close((m.proxies.vectors[rows], m.sigma[rows]), tuple(q))
+
+
 def test_sigma_stays_above_its_least():
     m = method("vcpa(tau=1e-6, sigma_min=1e-3)", classes=C, dim=D)
     for t in range(30):

@@ -20,7 +20,17 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from nearkin.methods.column_blocks import columnwise
-from nearkin.methods.relation import Relation, exists, gram, largest, log_sum_exp, mean_terms, total, total_of
+from nearkin.methods.relation import (
+    Relation,
+    at_own_classes,
+    exists,
+    gram,
+    largest,
+    log_sum_exp,
+    mean_terms,
+    total,
+    total_of,
+)
 
 Similarity = Literal["soft", "max", "mean"]
 
@@ -84,16 +94,19 @@ def regulariser(r: Relation, *, tau: float) -> Tensor:
 
 def of_own_class(q: Relation, weights: Tensor | None) -> tuple[Tensor, Tensor | None]:
     """S(x, c_x) [B] and its weight, from one column per class; 0 if c_x has none."""
-    return total(q.s, q.pos, by="row"), None if weights is None else total(weights, q.pos, by="row")
+    own, of_own = at_own_classes(q, weights)
+    return total(own.s, own.pos, by="row"), None if of_own is None else total(of_own, own.pos, by="row")
 
 
 def positive_exponent(z: Tensor, r: Relation) -> Tensor:
     """The largest exponent among the positives of each sample [B]; 0 if it has none."""
-    top = largest(z, r.pos, by="row")
+    own, of_own = at_own_classes(r, z)
+    assert of_own is not None
+    top = largest(of_own, own.pos, by="row")
     return torch.where(top == -torch.inf, 0, top)
 
 
 def cross_entropy(z_positive: Tensor, z: Tensor, r: Relation) -> Tensor:
     """−log(e^z_positive / (e^z_positive + Σ_neg e^z)), averaged over samples with a positive."""
     rest = log_sum_exp(z, r.neg, by="row")
-    return mean_terms(r, F.softplus(rest - z_positive, threshold=50), exists(r.pos, by="row"))
+    return mean_terms(r, F.softplus(rest - z_positive, threshold=50), exists(at_own_classes(r, None)[0].pos, by="row"))

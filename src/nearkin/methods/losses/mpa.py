@@ -54,14 +54,24 @@ from nearkin.errors import above_zero, zero_or_more
 from nearkin.methods.base import Loss
 from nearkin.methods.losses.class_similarity import Similarity, by_class, class_weights, regulariser
 from nearkin.methods.proxies import Initial, Proxies
-from nearkin.methods.relation import Relation, exists, log1p_sum_exp, sum_of_columns, sum_terms, total_of, weighted
+from nearkin.methods.relation import (
+    Relation,
+    at_own_classes,
+    exists,
+    log1p_sum_exp,
+    sum_of_columns,
+    sum_terms,
+    total_of,
+    weighted,
+)
 
 
 def mpa(q: Relation, *, alpha: float, delta: float, weights: Tensor | None = None) -> Tensor:
     """Eq. 6, with one column per class."""
-    pull = log1p_sum_exp(weighted(-alpha * (q.s - delta), weights), q.pos, by="column")
+    own, of_own = at_own_classes(q, weights)
+    pull = log1p_sum_exp(weighted(-alpha * (own.s - delta), of_own), own.pos, by="column")
     push = log1p_sum_exp(weighted(alpha * (q.s + delta), weights), q.neg, by="column")
-    with_positive = total_of(exists(q.pos, by="column"))
+    with_positive = total_of(exists(own.pos, by="column"))
     with_negative = total_of(exists(q.neg, by="column"))
     return sum_of_columns(q, pull) / with_positive.clamp_min(1) + sum_of_columns(q, push) / with_negative.clamp_min(
         1
@@ -70,7 +80,8 @@ def mpa(q: Relation, *, alpha: float, delta: float, weights: Tensor | None = Non
 
 def mpa_dw(q: Relation, *, alpha: float, delta: float, weights: Tensor | None = None) -> Tensor:
     """Eq. 12, with one column per class."""
-    pull = log1p_sum_exp(weighted(-alpha * (q.s - delta), weights), q.pos, by="row")
+    own, of_own = at_own_classes(q, weights)
+    pull = log1p_sum_exp(weighted(-alpha * (own.s - delta), of_own), own.pos, by="row")
     push = log1p_sum_exp(weighted(alpha * (q.s + delta), weights), q.neg, by="row")
     return sum_terms(q, pull + push) / len(q.rows)  # Eq. 12
 

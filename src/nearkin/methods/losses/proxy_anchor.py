@@ -31,7 +31,7 @@ from torch import Tensor
 from nearkin.errors import above_zero
 from nearkin.methods.base import Loss
 from nearkin.methods.proxies import Initial, Proxies
-from nearkin.methods.relation import Relation, exists, log1p_sum_exp, sum_of_columns, total_of, weighted
+from nearkin.methods.relation import Relation, at_own_classes, exists, log1p_sum_exp, sum_of_columns, total_of, weighted
 
 
 def pull_and_push(
@@ -43,10 +43,11 @@ def pull_and_push(
     weights: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The two lines of Eq. 4."""
-    pull = log1p_sum_exp(weighted(-alpha * (r.s - delta), weights), r.pos, by="column")  # Eq. 4, first line
+    own, of_own = at_own_classes(r, weights)
+    pull = log1p_sum_exp(weighted(-alpha * (own.s - delta), of_own), own.pos, by="column")  # Eq. 4, first line
     push = log1p_sum_exp(weighted(alpha * (r.s + delta), weights), r.neg, by="column")  # Eq. 4, second line
     P = float(len(r.columns))
-    with_positive = total_of(exists(r.pos, by="column"))
+    with_positive = total_of(exists(own.pos, by="column"))
     return sum_of_columns(r, pull) / (P if positives == "all" else with_positive.clamp_min(1)), sum_of_columns(
         r, push
     ) / P

@@ -77,7 +77,7 @@ from nearkin.errors import NearkinError, above_zero, zero_or_more
 from nearkin.methods.base import Embed, Loss, Step, Strategy
 from nearkin.methods.losses.proxy_anchor import ProxyAnchor
 from nearkin.methods.memory import Memory
-from nearkin.methods.relation import EMPTY, Relation, count, mean_where, relate, total
+from nearkin.methods.relation import EMPTY, Relation, at_own_classes, count, mean_where, relate, total
 from nearkin.methods.strategies.inner_loss import inner_proxies, require_proxies
 from nearkin.space import Space
 
@@ -152,8 +152,10 @@ def progress(n: Tensor, S_avg: Tensor, *, V: float, h: float, k: float, margin: 
 
 def averages(weights: Tensor, r: Relation) -> tuple[Tensor, Tensor]:
     """Mean over C⁺ of ω̄⁺_c, and over all classes of ω̄⁻_c."""
-    positives, negatives = count(r.pos, by="column"), count(r.neg, by="column")
-    positive = total(weights, r.pos, by="column") / positives.clamp_min(1)
+    own, of_own = at_own_classes(r, weights)
+    assert of_own is not None
+    positives, negatives = count(own.pos, by="column"), count(r.neg, by="column")
+    positive = total(of_own, own.pos, by="column") / positives.clamp_min(1)
     negative = total(weights, r.neg, by="column") / negatives.clamp_min(1)
     return mean_where(positive, positives > 0), torch.where(negatives > 0, negative, 1).mean()
 

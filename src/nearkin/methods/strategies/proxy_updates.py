@@ -111,7 +111,7 @@ class ProxyUpdates(Strategy):
             moved, moments = self.adam.move([p], lambda p: self._objective(p, x, step.y), self.steps)
             return moved + moments
         with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
-            b = anchor_batch(self.inner, x, step.y, self.space)
+            b = anchor_batch(self.inner, x, step.y, self.space).at(step.y, self.proxies.labels)
             for _ in range(self.steps):
                 p = newton_step(p, b, damping=self.damping)
         return [p]

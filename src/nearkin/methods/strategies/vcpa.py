@@ -89,15 +89,27 @@ class Slopes(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """Inputs to the derivatives of L_PA. The row of zeros before the samples is the 1 in 1 + Σ h."""
+    """Inputs to the derivatives of L_PA. The row of zeros before the samples is the 1 in 1 + Σ h.
 
-    f: Tensor  # [1 + B, D] unit embeddings
-    squares: Tensor  # [1 + B, D]
-    offsets: Tensor  # [2, P, 1 + B] αδ for x in B_j⁺, then in B_j⁻; −inf for the others; 0 for the 1
+    More rows of zeros follow the samples, none of them in a sum: products are faster if N is a multiple of 8.
+    """
+
+    f: Tensor  # [N, D] unit embeddings
+    squares: Tensor  # [N, D]
+    offsets: (
+        Tensor  # [2, P, N] αδ for x in B_j⁺, then in B_j⁻; −inf for the others; 0 for the 1; [N] if no B_j⁺ has any
+    )
     signs: Tensor  # [2, 1, 1] −1, 1
     share: Tensor  # |C| over the divisor of the positive sum
     alpha: float
     proxies: int  # |C|
+
+    def at(self, y: Tensor, labels: Tensor) -> "Batch":
+        """For proxies with `labels` [P], some of them of the samples' classes y [B]."""
+        same = labels[:, None] == y
+        rest = (1, len(self.f) - len(y) - 1)
+        inside = torch.nn.functional.pad(torch.stack([same, ~same]), rest, value=True)
+        return self._replace(offsets=torch.where(inside, self.offsets, -torch.inf))
 
 
 def kl(q: Gaussian, last: Gaussian) -> Tensor:
@@ -118,23 +130,37 @@ def kl_slopes(q: Gaussian, mean: Tensor, precision: Tensor) -> Slopes:
     return Slopes(g_mu, g_sigma, precision, torch.addcmul(precision, inverse, inverse))  # Eq. 22
 
 
+def negatives_batch(
+    f: Tensor, y: Tensor, labels: Tensor, *, alpha: float, delta: float, positives: Literal["all", "batch"] = "all"
+) -> Batch:
+    """The Batch of unit embeddings f [B, D] for those of the proxies with `labels` [P] that have no positive."""
+    rest = -(len(y) + 1) % 8
+    f, P = torch.nn.functional.pad(f, (0, 0, 1, rest)), len(labels)
+    offsets = torch.nn.functional.pad(f.new_full((len(y),), alpha * delta), (1, 0))
+    offsets = torch.nn.functional.pad(offsets, (0, rest), value=-torch.inf)
+    ordered = y.sort().values
+    present = ordered[torch.searchsorted(ordered, labels).clamp_max(len(y) - 1)] == labels
+    with_positive = present.sum(dtype=f.dtype).clamp_min(1)
+    share = P / with_positive if positives == "batch" else torch.ones_like(with_positive)
+    signs = torch.arange(-1, 2, 2, device=f.device, dtype=f.dtype)[:, None, None]
+    return Batch(f, f.square(), offsets, signs, share, alpha, P)
+
+
 def make_batch(
     f: Tensor, y: Tensor, labels: Tensor, *, alpha: float, delta: float, positives: Literal["all", "batch"] = "all"
 ) -> Batch:
-    """The Batch of unit embeddings f [B, D] for proxies with `labels` [P]."""
-    f = torch.cat([torch.zeros_like(f[:1]), f])
-    same = labels[:, None] == y
-    P, with_positive = len(labels), same.any(1).sum(dtype=f.dtype).clamp_min(1)
-    share = P / with_positive if positives == "batch" else torch.ones_like(with_positive)
-    inside = torch.nn.functional.pad(torch.stack([same, ~same]), (1, 0), value=True)
-    exponent = torch.nn.functional.pad(f.new_full((len(y),), alpha * delta), (1, 0))
-    signs = torch.arange(-1, 2, 2, device=f.device, dtype=f.dtype)[:, None, None]
-    return Batch(f, f.square(), torch.where(inside, exponent, -torch.inf), signs, share, alpha, P)
+    """The Batch of unit embeddings f [B, D] for all proxies with `labels` [P]."""
+    return negatives_batch(f, y, labels, alpha=alpha, delta=delta, positives=positives).at(y, labels)
 
 
 def anchor_slopes(p: Tensor, b: Batch) -> tuple[Tensor, Tensor]:
     """Gradient and diagonal Hessian [P, D] of L_PA by proxies p, with their norms held constant."""
     k = b.alpha / vector_norm(p, dim=1, keepdim=True).clamp_min(LEAST)
+    if b.offsets.ndim == 1:
+        h = torch.softmax(torch.addcmul(b.offsets, k, p @ b.f.T), -1)  # as below with h⁺ = 0 for all samples
+        gradient = h @ b.f
+        spread = torch.addcmul(h @ b.squares, gradient, gradient, value=-1)
+        return k / b.proxies * gradient, k * k / b.proxies * spread
     h = torch.softmax(torch.addcmul(b.offsets, b.signs, k * (p @ b.f.T)), -1)  # Eq. 23, over 1 + Σ h
     G = (h.flatten(0, 1) @ b.f).view(2, *p.shape)  # Eq. 24, G⁺ and G⁻ in one product
     squares = torch.addcmul(h[1], h[0], b.share) @ b.squares
@@ -186,13 +212,13 @@ def check_closed_forms(inner: Loss, strategy: str, *, instead: str) -> None:
 
 
 def anchor_batch(inner: Loss, x: Tensor, y: Tensor, space: Space) -> Batch:
-    """The Batch of embeddings x [B, D], for Newton steps on all proxies of a proxy_anchor."""
+    """The Batch of embeddings x [B, D], for Newton steps on the proxies of a proxy_anchor that have no positive."""
     assert isinstance(inner, ProxyAnchor)
     if not space.has_unit_norm:
         raise NearkinError(f"Newton steps are closed forms for cosine similarity, not for {space}: set space=cosine.")
     f = space.project(x.detach()).to(inner.proxies.vectors.dtype)
     options = {"alpha": inner.alpha, "delta": inner.delta}
-    return make_batch(f, y, inner.proxies.labels, positives=inner.positives, **options)
+    return negatives_batch(f, y, inner.proxies.labels, positives=inner.positives, **options)
 
 
 @cache
@@ -347,16 +373,36 @@ class VCPA(Strategy):
         return tensors + moments
 
     def _newton(self, last: Gaussian, step: Step) -> list[Tensor]:
-        whole = anchor_batch(self.inner, step.x, step.y, self.space)
-        step_of = compiled_step() if self.compiled else newton_step
-        rows = max(1, BLOCK.get(last.mu.device.type, LARGE_BLOCK) // last.mu.shape[1])
-        blocks = []
-        for start in range(0, len(last.mu), rows):  # the steps of a proxy need no other proxy
-            block = slice(start, start + rows)
-            q = first = Gaussian(last.mu[block], last.sigma[block])
-            b, precision = whole._replace(offsets=whole.offsets[:, block]), first.sigma.square().reciprocal()
-            for _ in range(self.steps):
-                eps = self._noise(q.mu, step)
-                q = step_of(q, first.mu, precision, eps, b, tau=self.tau, **self.bounds)
-            blocks.append(q)
-        return [t[0] if len(blocks) == 1 else torch.cat(t) for t in zip(*blocks, strict=True)]
+        """μ and σ after M steps. Those of a proxy need no other proxy."""
+        b, y, labels = anchor_batch(self.inner, step.x, step.y, self.space), step.y, self.proxies.labels
+        rows = min(len(labels), max(1, BLOCK.get(y.device.type, LARGE_BLOCK) // last.mu.shape[1]))
+        first, of_class = torch.searchsorted(labels, y), torch.arange(self.proxies.per_class, device=y.device)
+        own = (first[:, None] + of_class).flatten().clamp_max(len(labels) - 1)
+        apart = 4 * len(own) <= len(labels)  # only proxies of the batch's classes have positives
+        q = Gaussian(torch.empty_like(last.mu), torch.empty_like(last.sigma))
+        for start in range(0, len(labels), rows):
+            # Blocks of one size, for which a step is compiled once: the last begins within the one before.
+            block = slice(start := min(start, len(labels) - rows), start + rows)
+            first_of_block = Gaussian(last.mu[block], last.sigma[block])
+            moved = self._steps(first_of_block, b if apart else b.at(y, labels[block]), step, compiled=self.compiled)
+            for held, value in zip(q, moved, strict=True):
+                held[block] = value
+        if apart:
+            same = (own[:, None] == own).to(torch.uint8).argmax(0)  # a class that is there twice has the same noise
+            mine = Gaussian(last.mu[own], last.sigma[own])
+            moved = self._steps(mine, b.at(y, labels[own]), step, noise_rows=same)
+            for held, value in zip(q, moved, strict=True):
+                held.index_copy_(0, own, value)
+        return list(q)
+
+    def _steps(
+        self, first: Gaussian, b: Batch, step: Step, *, noise_rows: Tensor | None = None, compiled: bool = False
+    ) -> Gaussian:
+        """M Newton steps of some proxies."""
+        q, precision, step_of = first, first.sigma.square().reciprocal(), compiled_step() if compiled else newton_step
+        for _ in range(self.steps):
+            eps = self._noise(q.mu, step)
+            if noise_rows is not None:
+                eps = eps[:, noise_rows]
+            q = step_of(q, first.mu, precision, eps, b, tau=self.tau, **self.bounds)
+        return q
