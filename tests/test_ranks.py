@@ -6,6 +6,7 @@ import pytest
 import torch
 from contract.processes import on_ranks
 
+import nearkin as nk
 from nearkin import ranks
 
 ROWS = 5  # not a multiple of the ranks
@@ -63,9 +64,36 @@ def test_sums_over_cut_columns_have_first_and_second_derivatives():
             torch.testing.assert_close(theirs, mine, rtol=1e-12, atol=1e-12)
 
 
+def loop_of_ones_own(spec):
+    """A loop as for one process, but for DistributedDataParallel and `nk.ranks.gather`; and the proxies it trains."""
+    x, _ = data()
+    y = torch.tensor([0, 1, 0, 1, 2])[ranks.share(ROWS)]
+    torch.manual_seed(0)
+    model, method = torch.nn.Linear(3, 4).double(), nk.method(spec, classes=3, dim=4).double()
+    method.bind(model)
+    network = torch.nn.parallel.DistributedDataParallel(model) if ranks.size() > 1 else model
+    optimiser = torch.optim.SGD([*model.parameters(), *method.parameters()], lr=0.1)
+    for _ in range(3):
+        own = x[ranks.share(ROWS)]
+        loss = method(nk.ranks.gather(network(own)), nk.ranks.gather(y), images=own)
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+    return [loss.detach(), *model.state_dict().values(), *method.state_dict().values()]
+
+
+@pytest.mark.parametrize("spec", ["moco(momentum=0.5, queue=7)"])
+def test_a_loop_of_ones_own_gathers_in_one_line(spec):
+    one = loop_of_ones_own(spec)
+    for answer in on_ranks(2, loop_of_ones_own, spec):
+        for mine, theirs in zip(one, answer, strict=True):
+            torch.testing.assert_close(theirs, mine, rtol=1e-10, atol=1e-10)
+
+
 def news():
     t = torch.full((2,), float(ranks.rank()))
     ranks.broadcast_tensors([t])
+    assert ranks.on_first(ranks.rank) == 0
     return ranks.rank(), ranks.size(), ranks.is_first(), ranks.broadcast({"rank": ranks.rank()}), t.tolist()
 
 
@@ -117,6 +145,14 @@ def test_shares_are_even_and_complete(count, parts):
     assert sum(found) == count
     assert len(found) == parts
     assert max(found) - min(found) <= 1
+
+
+def test_rows_of_a_batch_are_counted_from_the_first_own_one(monkeypatch):
+    for own in (slice(0, 3), slice(3, 8), slice(8, 10), slice(4, 4)):
+        monkeypatch.setattr(ranks, "share", lambda _, own=own: own)
+        for rows in (slice(None, None, 3), slice(1, 9, 2), slice(2, None)):
+            expected = [row for row in range(10)[own] if row in range(10)[rows]]
+            assert list(range(10)[own][ranks.own_rows(rows, 10)]) == expected
 
 
 def end_alone():

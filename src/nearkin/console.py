@@ -110,10 +110,10 @@ def notebook_reporter() -> Reporter:
 
 
 @contextmanager
-def stop_on_interrupt() -> Iterator[threading.Event]:
+def stop_on_interrupt(*, once: bool = False) -> Iterator[threading.Event]:
     """Yield an event that the first Ctrl-C or SIGTERM sets, for a stop after the current step.
 
-    A second one stops at once.
+    A second one stops at once, unless with `once`: torchrun passes Ctrl-C on to processes that have had it already.
     """
     requested = threading.Event()
     if threading.current_thread() is not threading.main_thread():
@@ -123,7 +123,8 @@ def stop_on_interrupt() -> Iterator[threading.Event]:
 
     def request(*_: object) -> None:
         requested.set()
-        release()
+        if not once:
+            release()
 
     def release() -> None:
         for number, handler in previous.items():

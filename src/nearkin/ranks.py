@@ -11,13 +11,14 @@ references come out through `total`.
 
 import hashlib
 import os
+import re
 import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import cache
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -35,6 +36,10 @@ class LostRankError(NearkinError):
     """Another rank has stopped, so that this one cannot go on."""
 
 
+class ToldError(NearkinError):
+    """The error of rank 0, which says so itself, on another rank."""
+
+
 def size() -> int:
     """The number of ranks, 1 without a process group."""
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
@@ -48,6 +53,11 @@ def rank() -> int:
 def is_first() -> bool:
     """Whether this is rank 0, which alone writes files and prints."""
     return rank() == 0
+
+
+def on_this_machine() -> int:
+    """The number of ranks on this machine, which share its memory."""
+    return min(int(os.environ.get("LOCAL_WORLD_SIZE", size())), size())
 
 
 def local_device(kind: str) -> torch.device:
@@ -67,7 +77,8 @@ def join() -> None:
         return
     backend = "gloo"
     if torch.cuda.is_available() and dist.is_nccl_available():
-        torch.cuda.set_device(local_device("cuda"))
+        if (device := local_device("cuda")).index in range(torch.cuda.device_count()):
+            torch.cuda.set_device(device)
         backend = "cpu:gloo,cuda:nccl"
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, _stopped)
@@ -97,7 +108,8 @@ def _call(function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
     try:
         return function(*arguments, **options)
     except RuntimeError as error:
-        raise _lost(first_line(error)) from error
+        reason = re.sub(r"^\[[^]]*\] ", "", first_line(error))  # without a place in its source
+        raise _lost(reason.partition(". ")[0]) from error
 
 
 # Rows of a batch, or columns between classes, that a rank holds.
@@ -242,12 +254,29 @@ def _host_group() -> dist.ProcessGroup | None:
     return None if has_gloo else _call(dist.new_group, backend="gloo", timeout=PATIENCE)
 
 
+def on_first(function: Callable[[], T]) -> T:
+    """Call a function on rank 0 alone; all return its result, or stop with its error."""
+    if size() == 1:
+        return function()
+    answer: tuple[T | None, str | None] = (None, None)
+    if is_first():
+        try:
+            answer = function(), None
+        except BaseException as error:
+            broadcast((None, str(error) or type(error).__name__))
+            raise
+    value, error_text = broadcast(answer)
+    if error_text is not None:
+        raise ToldError(error_text)
+    return cast("T", value)
+
+
 def broadcast_tensors(tensors: Iterable[Tensor]) -> None:
     """Replace the contents of the tensors by those of rank 0."""
     if size() > 1:
         for tensor in tensors:
             held = tensor.detach().contiguous()
-            _call(dist.broadcast, held, 0)
+            _call(dist.broadcast, held, 0, None if held.is_cuda else _host_group())
             tensor.detach().copy_(held)
 
 
@@ -293,4 +322,22 @@ def own_draws(device: torch.device, *seeds: int) -> Iterator[None]:
 def barrier() -> None:
     """Wait until all ranks have come here."""
     if size() > 1:
-        _call(dist.barrier)
+        _call(dist.all_reduce, torch.zeros(()), dist.ReduceOp.SUM, _host_group())
+
+
+@contextmanager
+def first_on_machine() -> Iterator[None]:
+    """Let one rank of each machine do this before the others, which then find its files."""
+    later = int(os.environ.get("LOCAL_RANK", rank())) > 0
+    if later:
+        barrier()
+    yield
+    if not later:
+        barrier()
+
+
+def own_rows(rows: slice, count: int) -> slice:
+    """Those of the rows of a batch of `count` that this rank holds, counted from its first one."""
+    own, (start, stop, step) = share(count), rows.indices(count)
+    first = start + max(0, -(-(own.start - start) // step)) * step
+    return slice(first - own.start, max(min(stop, own.stop), first) - own.start, step)

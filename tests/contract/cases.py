@@ -6,6 +6,7 @@ from typing import NamedTuple
 import oracles
 import torch
 
+from nearkin import ranks
 from nearkin.methods.base import Method, Step
 from nearkin.methods.catalogue import method
 from nearkin.methods.losses import LOSSES
@@ -184,11 +185,12 @@ class Blobs(NamedTuple):
 class Run:
     """The loop of a training run on blobs with all six verbs; `state` is all it needs to resume."""
 
-    def __init__(self, spec, *, seed=0, lr=0.05):
+    def __init__(self, spec, *, seed=0, lr=0.05, dtype=torch.float32):
         torch.manual_seed(seed)
-        self.blobs = Blobs.make()
-        self.model = torch.nn.Linear(self.blobs.points.shape[1], 8)
-        self.method = method(spec, classes=8, dim=8)
+        blobs = Blobs.make()
+        self.blobs = blobs._replace(points=blobs.points.to(dtype))
+        self.model = torch.nn.Linear(self.blobs.points.shape[1], 8).to(dtype)
+        self.method = method(spec, classes=8, dim=8).to(dtype)
         self.method.bind(self.model)
         groups = [{"params": list(self.model.parameters()), "lr": lr}, *self.method.groups(lr / 50)]
         self.optimiser = torch.optim.Adam(groups)
@@ -205,11 +207,14 @@ class Run:
         batches = self.method.batches(self.blobs.labels, self.size, seed=3, start=self.done)
         for _ in range(count):
             index = next(batches)
-            x, y = self.model(self.blobs.points[index]), self.blobs.labels[index]
-            step = Step(x, y, model=self.model, images=self.blobs.points[index], index=index, rng=self.rng)
+            images, y = self.blobs.points[index[ranks.share(len(index))]], self.blobs.labels[index]
+            x = ranks.gather(self.model(images), len(index))
+            step = Step(x, y, model=self.model, images=images, index=index, rng=self.rng)
             loss = self.method.loss(step)
             self.optimiser.zero_grad()
             loss.backward()
+            parameters = [p for group in self.optimiser.param_groups for p in group["params"]]
+            ranks.average(p.grad for p in parameters if p.grad is not None)
             self.method.after_backward(self.model)
             self.optimiser.step()
             self.method.after_step(step)

@@ -9,6 +9,7 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
+from nearkin import ranks
 from nearkin.cli import benchmark, search, studies, training
 from nearkin.cli.options import Commands, StoppedError, print_left_out
 from nearkin.errors import NearkinError
@@ -50,9 +51,13 @@ def main() -> None:
     """Run the command line; wrong input is one sentence on standard error and exit code 2."""
     _print_any_text()
     try:
+        _join_ranks()
         code = app(sys.argv[1:] or ["--help"], standalone_mode=False)
         print_left_out()
         sys.stdout.flush()
+        ranks.leave()
+    except ranks.ToldError:
+        sys.exit(2)
     except NearkinError as error:
         _fail(str(error))
     except BrokenPipeError:  # the reader of the output, such as head, has seen enough
@@ -65,13 +70,28 @@ def main() -> None:
     except ClickException as error:
         _fail(_flag_hint(error) or " ".join(error.format_message().split()))
     except StoppedError as stopped:
-        print(f"nearkin: {stopped}", file=sys.stderr)
+        if ranks.is_first():
+            print(f"nearkin: {stopped}", file=sys.stderr)
+        ranks.leave()  # all stop together
         sys.exit(INTERRUPTED)
     except (KeyboardInterrupt, typer.Abort):
         code = INTERRUPTED
     if code == INTERRUPTED:
         print("nearkin: Stopped. Run the same command again to continue.", file=sys.stderr)
     sys.exit(code if isinstance(code, int) else 0)
+
+
+WITH_RANKS = {"train", "cv", "ship"}
+"""Commands that several processes, started by torchrun, do together."""
+
+
+def _join_ranks() -> None:
+    """Join the processes that torchrun started, of which only the first one prints results."""
+    ranks.join()
+    if ranks.size() > 1 and (command := " ".join(sys.argv[1:2])) not in WITH_RANKS:
+        raise NearkinError(f"nearkin {command} runs as one process: start it without torchrun.")
+    if not ranks.is_first():
+        _drop_output()
 
 
 def _print_any_text() -> None:

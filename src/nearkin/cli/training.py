@@ -8,6 +8,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+from nearkin import ranks
 from nearkin.cli.options import (
     Commands,
     ConfigOption,
@@ -65,6 +66,8 @@ def train(
         run = run_training(
             out=out, resume=resume, reporter=reporter, after_test=tested.append, config=config, recipe=recipe, **chosen
         )
+    if not ranks.is_first():
+        return
     _show_result(run)
     if not read_json(run.result)["scores"]:
         return

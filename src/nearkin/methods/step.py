@@ -17,7 +17,7 @@ class Step:
     x: Tensor  # [B, D] embeddings
     y: Tensor  # [B] labels
     model: nn.Module | None = None
-    images: Tensor | None = None  # [B, C, S, S] the model's input
+    images: Tensor | None = None  # [B, C, S, S] the model's input; of several ranks only the own rows
     index: Tensor | None = None  # [B] rows of the training set
     rng: torch.Generator | None = None
     notes: tuple[Tensor, ...] = ()  # what `loss` left for `after_step`

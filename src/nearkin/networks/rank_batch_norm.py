@@ -1,14 +1,35 @@
 """Batch norm over the images of all ranks, on CPU and GPU alike (`nn.SyncBatchNorm` refuses CPU tensors)."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from nearkin import ranks
+
+
+@contextmanager
+def own_pass(model: nn.Module, device: torch.device, *seeds: int) -> Iterator[None]:
+    """The context of a pass of a network over this rank's rows of a batch; on one rank it changes nothing.
+
+    Batch norms that train take the statistics of the whole batch. Random draws, such as dropout, are of a stream that
+    the seeds and the rank choose.
+    """
+    if ranks.size() == 1:
+        yield
+        return
+    trains = any(norm.training for norm in batch_norms(model))
+    with RankBatchNorm() if trains else nullcontext(), ranks.own_draws(device, *seeds):
+        yield
+
+
+def batch_norms(model: nn.Module) -> list[nn.Module]:
+    """Return the batch norms of a model, including timm's variants."""
+    return [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
 
 
 class RankBatchNorm(TorchFunctionMode):

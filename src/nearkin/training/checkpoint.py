@@ -60,6 +60,13 @@ def save(path: Path, state: State, about: Json) -> None:
     write_tensors(path, tensors, about)
 
 
+def replicated(state: State) -> list[Tensor]:
+    """The tensors that all ranks hold alike."""
+    moments = (value for values in state.optimiser.state.values() for value in values.values())
+    tensors = (*_state_of(state.model, state.method).values(), *moments, *state.mean.values())
+    return [t for t in tensors if isinstance(t, Tensor)]
+
+
 def restore(state: State, tensors: dict[str, Tensor]) -> None:
     """Load all parts of the state from the tensors of a checkpoint."""
     state.model.load_state_dict(_below("model.", tensors))

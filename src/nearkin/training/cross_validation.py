@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from nearkin import ranks
 from nearkin.console import Reporter
 from nearkin.data.pixels.open import keep_images_open
 from nearkin.errors import NearkinError
@@ -46,23 +47,27 @@ def cross_validate(
         raise NearkinError("A cross-validation trains all folds: leave out fold.")
     if resume and out is not None and not RunFolder(out).parts():
         raise NearkinError(f"{out} is not a cross-validation: resume it with nearkin train --resume.")
-    reporter = reporter or Reporter()
+    ranks.join()
+    reporter = (reporter if ranks.is_first() else None) or Reporter()
     chosen = settings if resume else {"metrics": METRICS, **settings, "folds": settings.get("folds") or 4}
     wanted = repeats or (_started_repeats(out) if resume and out is not None else 1)
     with open_run(out, resume=resume, settings=chosen, reporter=reporter) as (run, plan, data):
-        write_json(run.path / REPEATS, {"repeats": wanted})  # needed to resume
+        if ranks.is_first():
+            write_json(run.path / REPEATS, {"repeats": wanted})  # needed to resume
         try:
             train_run(run, plan, data, resume=resume, reporter=reporter)
         except NearkinError:
-            if not run.config.exists():  # settings that cannot work leave no run behind
+            if ranks.is_first() and not run.config.exists():  # settings that cannot work leave no run behind
                 (run.path / REPEATS).unlink()
             raise
         runs = [run, *(_repeat(run, number, reporter) for number in range(2, wanted + 1))]
+        ranks.barrier()  # others read the files
         results = [each.read_result() for each in runs]
         scores = {name: summary([r["scores"][name] for r in results]) for name in results[0]["scores"]}
         done = Repeats(runs, scores, summary([r["steps"] for r in results]))
         shown = {name: {"mean": of.mean, "error": of.error if of.n > 1 else None} for name, of in scores.items()}
-        write_json(run.path / REPEATS, {"repeats": wanted, "scores": shown, "steps": done.steps.mean})
+        if ranks.is_first():
+            write_json(run.path / REPEATS, {"repeats": wanted, "scores": shown, "steps": done.steps.mean})
     return done
 
 

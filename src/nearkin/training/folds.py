@@ -12,6 +12,7 @@ import dataclasses
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 
+from nearkin import ranks
 from nearkin.console import Reporter
 from nearkin.errors import NearkinError
 from nearkin.files import Json, provenance, write_json
@@ -36,25 +37,29 @@ def train_folds(
     parts = [RunFolder(run.path / f"fold-{number}") for number in range(1, plan.folds + 1)]
     example = method(plan.method, classes=2, dim=plan.dim, space=plan.space or None)
     names = [part.path.name for part in parts]
-    write_config(run, plan, method=str(example.spec), space=example.ranked_in, parts=names)
+    if ranks.is_first():
+        write_config(run, plan, method=str(example.spec), space=example.ranked_in, parts=names)
     try:
         for number, part in enumerate(parts, start=1):
             reporter.note(f"Fold {number} of {plan.folds}")
-            if not part.result.exists():
+            if not ranks.broadcast(part.result.exists()):
                 train_model(part, dataclasses.replace(plan, fold=number))
-            part.checkpoint.unlink(missing_ok=True)  # three times the size of the model, and no longer needed
+            if ranks.is_first():
+                part.checkpoint.unlink(missing_ok=True)  # three times the size of the model, and no longer needed
     except NearkinError:
-        if not parts[0].config.exists():
+        if ranks.is_first() and not parts[0].config.exists():
             remove_config(run)  # settings that cannot work leave no run behind
         raise
+    ranks.barrier()  # others read the files
     results = [part.read_result() for part in parts]
     embedded = embed_test(run.path, device=plan.device, reporter=reporter)
     scores = measure(embedded, plan.metrics)
     joint = {str(RunMetric(name, plan.dim * plan.folds)): value for name, value in scores.items()}
     tested = seen_classes(embedded.images.names, embedded.model.seen)  # by any of the models
     result = _combine(results, joint, plan) | {"test_classes": tested._asdict()}
-    write_card(run, result)
-    write_json(run.result, result)
+    if ranks.is_first():
+        write_card(run, result)
+        write_json(run.result, result)
     return embedded
 
 

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from nearkin import ranks
 from nearkin.console import Reporter
 from nearkin.data.datasets import load_dataset
 from nearkin.data.images import Dataset, Images
@@ -83,7 +84,7 @@ def open_images(model: Model, images: Images, what: str, *, reporter: Reporter) 
     storage = model.storage
     if images.at_most and not storage.enlarge:
         storage = storage._replace(short_side=min(storage.short_side, images.at_most))
-    with reporter.bar(f"reading {what} images") as progress:
+    with reporter.bar(f"reading {what} images") as progress, ranks.first_on_machine():
         store, good, bad = open_store(
             images,
             **storage._asdict(),

@@ -14,6 +14,7 @@ from typing import Any, Unpack
 import torch
 from torch import nn
 
+from nearkin import ranks
 from nearkin.console import Reporter, notebook_reporter
 from nearkin.data.image_mark import image_mark
 from nearkin.data.images import Dataset, Images
@@ -26,6 +27,7 @@ from nearkin.methods.catalogue import method
 from nearkin.networks.backbones import add_own_backbone, check_size
 from nearkin.networks.embedder import Embedder
 from nearkin.networks.fold_batch_norm import compile_kernels
+from nearkin.networks.rank_batch_norm import batch_norms
 from nearkin.space import Space
 from nearkin.training.defaults import fit_plan
 from nearkin.training.folds import train_folds
@@ -35,7 +37,7 @@ from nearkin.training.model import Ensemble, Model, autocast, build_embedder, em
 from nearkin.training.more_epochs import add_epochs
 from nearkin.training.moved_data import find_data
 from nearkin.training.optimiser import make_optimiser, parameter_groups, set_training
-from nearkin.training.plan import Plan, make_plan
+from nearkin.training.plan import Plan, make_plan, resolve_device
 from nearkin.training.random_streams import drawing_from, stream_seed
 from nearkin.training.recipes import recipe_settings
 from nearkin.training.run_config import write_config
@@ -79,8 +81,10 @@ def train(
     `recipe` is the name of a set of settings (`nearkin recipes`), to which all others are preferred.
     `data` may also be a list of (image, label) or a torch Dataset of such, or a pair (train, test) of these, and
     `backbone` a module. `reporter` shows progress; by default there is some in notebooks only. Within
-    `keep_images_open()` trainings on the same images read them once.
+    `keep_images_open()` trainings on the same images read them once. In a process group, or started by torchrun, the
+    processes train one model together; the first one calls `after_test` and `log`, shows progress and writes.
     """
+    ranks.join()
     given = _own_parts({**settings}, resume=resume)
     if config is not None:
         if resume:
@@ -90,7 +94,7 @@ def train(
         if resume:
             raise NearkinError("A resumed run has its own settings: leave out recipe.")
         given = {**recipe_settings(recipe), **given}
-    reporter = reporter or notebook_reporter()
+    reporter = (reporter or notebook_reporter()) if ranks.is_first() else Reporter()
     reporter.strict = reporter.strict or strict
     with open_run(out, resume=resume, settings=given, reporter=reporter) as (run, plan, data):
         train_run(run, plan, data, resume=resume, reporter=reporter, after_test=after_test, log=log)
@@ -105,7 +109,8 @@ def _own_parts(settings: Mapping[str, Any], *, resume: bool) -> dict[str, Any]:
         if resume:
             del given["backbone"]
     if "data" in given and not isinstance(given["data"], str):
-        given["data"] = as_spec(given["data"])
+        with ranks.first_on_machine():
+            given["data"] = as_spec(given["data"])
     return given
 
 
@@ -125,20 +130,20 @@ def train_run(
     The data set of the plan is loaded unless the caller has it already. `expected` are scores to record as those of
     another run.
     """
-    if run.result.exists():
+    if ranks.broadcast(run.result.exists()):
         return
     data = data or plan_dataset(plan)
     for sentence in data.notes:
         reporter.note(sentence)
     reporter.leave_out(data.left_out)
-    plan = plan if resume else with_storage(plan, data, reporter=reporter)
+    plan = plan if resume else _with_own_device(ranks.broadcast(with_storage(plan, data, reporter=reporter)))
     if plan.test_view == "auto" and not plan.needs_held_out:
         plan = choose_before_training(run, plan, data, train_model, reporter=reporter)
     train_one = partial(train_model, data=data, resume=resume, reporter=reporter, log=log, expected=expected)
     embedded = (
         train_folds(run, plan, train_one, reporter=reporter) if plan.folds and not plan.fold else train_one(run, plan)
     )
-    if after_test is not None and embedded is not None:
+    if after_test is not None and embedded is not None and ranks.is_first():
         after_test(embedded)
 
 
@@ -156,6 +161,8 @@ def train_model(
 
     Without test images return None.
     """
+    if plan.batch < ranks.size():
+        raise NearkinError(f"A batch of {plan.batch} has too few images for {ranks.size()} processes: set batch.")
     training, head_scale = build_training(run, plan, data, reporter=reporter, log=log)
     training.batches()  # refuses impossible batches before anything is written
     known = read_json(run.config) if run.config.exists() else {}
@@ -170,9 +177,10 @@ def train_model(
         more["resolved"] = known.get("resolved", {})  # how the model was built, perhaps by an older version
         training.restore()
     objective = training.method
-    write_config(run, plan, method=str(objective.spec), space=objective.ranked_in, **more)
+    if ranks.is_first():
+        write_config(run, plan, method=str(objective.spec), space=objective.ranked_in, **more)
     try:
-        with own_stream(training.device) if plan.graph else contextlib.nullcontext():
+        with own_stream(training.device) if plan.uses_graphs else contextlib.nullcontext():
             return training.train_to_end()
     finally:
         training.profile.report(reporter)
@@ -203,9 +211,9 @@ def build_training(
     The data set of the plan is loaded unless it is passed.
     """
     # Every training step has the same shapes; from a graph the search for the fastest algorithms does not pay.
-    torch.backends.cudnn.benchmark = not plan.graph
-    tracker = Tracker(plan, run.path / "tensorboard", log)
-    profile = Profile(run, torch.device(plan.device), on=plan.profile)
+    torch.backends.cudnn.benchmark = not plan.uses_graphs
+    tracker = Tracker(plan, run.path / "tensorboard", log, on=ranks.is_first())
+    profile = Profile(run, torch.device(plan.device), on=plan.profile and ranks.is_first())
 
     data = data or plan_dataset(plan)
     train_set, validation_set = training_images(plan, data)
@@ -218,7 +226,7 @@ def build_training(
     initial = plan
     if run.checkpoint.exists() and plan.start and not RunFolder(plan.start).model.exists():
         initial = dataclasses.replace(plan, start="")  # the checkpoint has all that came from there
-    with drawing_from(plan.model_seed, "network"):
+    with drawing_from(plan.model_seed, "network"), ranks.first_on_machine():
         embedder = build_embedder(initial, objective.space)
     embedder.to(torch.device(plan.device), memory_format=torch.channels_last)  # type: ignore[call-overload]
     seen_before = start_record(run, plan)["seen_before"] if plan.start else ()
@@ -247,6 +255,7 @@ def build_training(
     objective.bind(embedder)
     objective.to(model.device)
     objective.compiled = plan.compile
+    ranks.broadcast_tensors([*embedder.state_dict().values(), *objective.state_dict().values()])
     training = Training(
         plan=plan,
         run=run,
@@ -255,7 +264,7 @@ def build_training(
         test=test,
         augment=view,
         model=model,
-        compiled=_compile(model) if plan.compile else embedder,
+        compiled=_compile(model, reporter) if plan.compile else embedder,
         method=objective,
         optimiser=make_optimiser(plan, parameter_groups(plan, embedder, objective)),
         tracker=tracker,
@@ -320,9 +329,13 @@ def rescale_head(model: Model, store: Store, *, trained_in: Space | None = None)
     return scale
 
 
-def _compile(model: Model) -> Network:
+def _compile(model: Model, reporter: Reporter) -> Network:
+    if ranks.size() > 1 and model.plan.batch_norm == "train" and batch_norms(model.embedder):
+        reporter.note("The network is not compiled, because its batch norms take statistics over several processes.")
+        return model.embedder
     # Without CUDA graphs a compiled network waits for the host to launch its kernels, not for the GPU.
-    mode = "reduce-overhead" if model.device.type == "cuda" and not model.plan.graph else "default"
+    graphs = model.device.type == "cuda" and not model.plan.graph and ranks.size() == 1
+    mode = "reduce-overhead" if graphs else "default"
     return torch.compile(model.embedder, mode=mode)
 
 
@@ -341,9 +354,19 @@ def open_run(
     """
     folders: list[RunFolder] = []
     try:
-        with _open_folder(out, resume=resume, settings=settings, reporter=reporter) as (run, plan, data):
-            folders.append(run)
-            yield run, plan, data
+        with contextlib.ExitStack() as opened:
+            data: Dataset | None = None
+
+            def open_folder() -> tuple[Path, Plan]:
+                nonlocal data
+                folder = _open_folder(out, resume=resume, settings=settings, reporter=reporter)
+                run, plan, data = opened.enter_context(folder)
+                return run.path, plan
+
+            path, plan = ranks.on_first(open_folder)  # the others load the data themselves
+            folders.append(RunFolder(path))
+            yield folders[0], _with_own_device(plan), data
+            ranks.barrier()  # the folder is complete
     except KeyboardInterrupt as interrupt:
         started = [run.path for run in folders if run.config.exists()]
         raise Interrupted(started[0] if started else None) from interrupt
@@ -385,6 +408,11 @@ def _open_folder(
                 (run.path / LOCK).unlink()
                 if made:
                     run.path.rmdir()
+
+
+def _with_own_device(plan: Plan) -> Plan:
+    """The plan of rank 0 with the device of this one."""
+    return plan if ranks.is_first() else dataclasses.replace(plan, device=str(resolve_device(plan.device)))
 
 
 def _resumed_plan(run: RunFolder, settings: Mapping[str, Any]) -> Plan:

@@ -5,13 +5,16 @@ import dataclasses
 import json
 import math
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from nearkin import ranks
 from nearkin.console import Reporter, Status, stop_on_interrupt
+from nearkin.data.pixels.stores import Store
 from nearkin.data.pixels.tiles import Pixels
 from nearkin.data.pixels.views import Augment, centre, short_side_for
 from nearkin.errors import NearkinError
@@ -19,9 +22,11 @@ from nearkin.evaluation import Scores
 from nearkin.files import Json, provenance, read_json, read_tensors, write_json, write_tensors
 from nearkin.methods.base import Method, Step
 from nearkin.methods.samplers import steps_per_epoch
+from nearkin.networks.rank_batch_norm import own_pass
 from nearkin.training import checkpoint
 from nearkin.training.checkpoint import write_classes, write_snapshot
 from nearkin.training.estimate import estimate_words, remaining_seconds, time_steps
+from nearkin.training.gain import Gain
 from nearkin.training.images import Embedded, OpenImages, embed_images, measure
 from nearkin.training.measure_gain import gain_since, write_values
 from nearkin.training.model import Model, autocast, embed_store, load_untrained
@@ -83,7 +88,7 @@ class Training:
         self.crops = self._generator("crops")
         self.warming_up = True
         self.run_step: OneStep = self._one_step
-        if self.plan.graph and self.device.type == "cuda":
+        if self.plan.uses_graphs:
             rates_on_device(self.optimiser, self.device)
             self.run_step = self.graph(cuda_graphs([self.rng, self.crops]))
         self.losses = torch.zeros(self.per_epoch, device=self.device)  # of this epoch; read at its end
@@ -116,7 +121,8 @@ class Training:
         batches = self.batches()
         self._begin_epoch()
         profiled = self.profile.training(range(self.step, total), settled=self.plan.warmup * self.per_epoch)
-        with stop_on_interrupt() as asked, self.reporter.training(total) as status, profiled:
+        interrupts = stop_on_interrupt(once=ranks.size() > 1)
+        with interrupts as asked, self.reporter.training(total) as status, profiled:
             while self.step < total and not self._out_of_patience():
                 if self.step % self.per_epoch == 0:
                     self._begin_epoch()
@@ -136,18 +142,20 @@ class Training:
                 if self.step % self.per_epoch == 0:
                     self._snapshot()
                 self.seconds = before + time.monotonic() - began
-                if asked.is_set() or self.kept or time.monotonic() - saved > pause:
+                due = self.kept or time.monotonic() - saved > pause  # by the clock of rank 0
+                stop, save = ranks.anywhere(asked.is_set(), ranks.is_first() and due)
+                if stop or save:
                     with self.profile.part("saving"):
                         pause = self._save()
                     saved, self.kept = time.monotonic(), False
-                if asked.is_set():
+                if stop:
                     raise KeyboardInterrupt
             with self.profile.part("saving"):
                 self._save()
         return self._finish()
 
     def batches(self) -> Iterator[tuple[Tensor, Pixels]]:
-        """Return endless batches from the current step on: row numbers and pixels."""
+        """Return endless batches from the current step on: row numbers, and the pixels of this rank's rows."""
         asked = self.plan.images_per_class
         rows = self.method.batches(
             self.train.images.labels,
@@ -156,21 +164,24 @@ class Training:
             start=self.step,
             images_per_class=None if asked < 0 else asked,
         )
-        return self.train.store.read_batches(rows, read_ahead=0 if self.method.reads_state else 2)
+        return own_batches(self.train.store, rows, read_ahead=0 if self.method.reads_state else 2)
 
     def _one_step(self, index: Tensor, pixels: Pixels) -> Tensor:
         part = self.profile.part
         self.optimiser.zero_grad()  # first: a compiled network reuses the memory of its gradients
         index = index.to(self.device, non_blocking=True)
         with part("augmentation"):
-            images = self._views(pixels).contiguous(memory_format=torch.channels_last)
-        with part("forward"), autocast(self.device, self.plan.precision):
+            images = self._views(pixels, len(index)).contiguous(memory_format=torch.channels_last)
+        own = own_pass(self.model.embedder, self.device, self.plan.model_seed, self.step)
+        with part("forward"), own, autocast(self.device, self.plan.precision):
             x = self.network(images)
         with part("loss"):
+            x = ranks.gather(x, len(index))
             step = Step(x, self.labels[index], self.model.embedder, images, index, self.rng)
             loss = self.method.loss(step)
         with part("backward"):
             loss.backward()  # type: ignore[no-untyped-call]
+            ranks.average(p.grad for p in self._parameters if p.grad is not None)
             self.method.after_backward(self.model.embedder)
         with part("optimiser"):
             self._clip()
@@ -179,19 +190,23 @@ class Training:
             self.method.after_step(step)
         return loss.detach()
 
-    def _views(self, pixels: Pixels) -> Tensor:
-        """A random view of each image, but the plain one of those that the method asks for."""
-        images = self.augment(pixels, self.crops)
-        if (rows := self.method.plain_rows) is not None:
+    def _views(self, pixels: Pixels, count: int) -> Tensor:
+        """A random view of each image of this rank, but the plain one of those that the method asks for."""
+        images = self.augment(pixels, self.crops, count)
+        if self.method.plain_rows is not None:
+            rows = ranks.own_rows(self.method.plain_rows, count)
             images[rows] = self.plain(pixels._replace(canvas=pixels.canvas[rows], size=pixels.size[rows]))
         return images
 
+    @property
+    def _parameters(self) -> list[Tensor]:
+        return [p for group in self.optimiser.param_groups for p in group["params"]]
+
     def _clip(self) -> None:
-        parameters = [p for group in self.optimiser.param_groups for p in group["params"]]
         if self.plan.clip_value:
-            torch.nn.utils.clip_grad_value_(parameters, self.plan.clip_value)
+            torch.nn.utils.clip_grad_value_(self._parameters, self.plan.clip_value)
         if self.plan.clip_norm:
-            torch.nn.utils.clip_grad_norm_(parameters, self.plan.clip_norm)
+            torch.nn.utils.clip_grad_norm_(self._parameters, self.plan.clip_norm)
 
     # Between steps.
 
@@ -205,7 +220,8 @@ class Training:
         return contextlib.nullcontext() if self.average is None or self.averaged <= 0 else self.average.shown()
 
     def _before_first_step(self) -> None:
-        self.run.keep_events(0)
+        if ranks.is_first():
+            self.run.keep_events(0)
         self._log_test(0, "before training")
         self.method.train()
         with self.profile.part("checks"):
@@ -218,6 +234,7 @@ class Training:
             each = time_steps(self.model, self.train.store, self.augment)
             epochs = total // self.per_epoch
             seconds = remaining_seconds(each, self.plan, epochs=epochs, done=self.step, per_epoch=self.per_epoch)
+            seconds /= ranks.size()
             self.reporter.note(estimate_words(seconds, epochs=epochs, steps=total - self.step))
 
     def _begin_epoch(self) -> None:
@@ -254,7 +271,7 @@ class Training:
         if selector is not None:
             by = self.plan.select_by
             with self._kept_weights():
-                score = self._measure(selector, (by,), "checking")[by]
+                score = ranks.broadcast(self._measure(selector, (by,), "checking")[by])
                 self.scores.append(score)
                 if self.plan.select != "last" and checks_without_progress(self.scores) == 0:
                     self._keep()
@@ -312,19 +329,21 @@ class Training:
     # Files.
 
     def _log(self, event: str, **content: Any) -> None:
-        record = {"event": event, "step": self.step, **content}
-        self.run.append(record)
-        self.tracker.add(record)
+        if ranks.is_first():
+            record = {"event": event, "step": self.step, **content}
+            self.run.append(record)
+            self.tracker.add(record)
 
     def _keep(self) -> None:
         """Write the current model as the one the run keeps, until a better one replaces it."""
-        about = self.model.record() | {"step": self.step, "epoch": self.step / self.per_epoch}
-        write_tensors(self.run.model, self.model.embedder.state_dict(), about)
-        write_classes(self.run.classes, self.method, self.model.names)
+        if ranks.is_first():
+            about = self.model.record() | {"step": self.step, "epoch": self.step / self.per_epoch}
+            write_tensors(self.run.model, self.model.embedder.state_dict(), about)
+            write_classes(self.run.classes, self.method, self.model.names)
 
     def _snapshot(self) -> None:
         """Write model and method after this epoch if the plan asks for it."""
-        if (epoch := self.step // self.per_epoch) in self.plan.snapshot_epochs:
+        if (epoch := self.step // self.per_epoch) in self.plan.snapshot_epochs and ranks.is_first():
             write_snapshot(self.run, epoch, self.model.embedder, self.method, self.model.names)
 
     def _state(self) -> checkpoint.State:
@@ -340,6 +359,13 @@ class Training:
         weights = self.model.embedder.parameters()
         if not torch.nn.utils.get_total_norm(weights, norm_type=math.inf).isfinite():  # waits for the device once
             raise NearkinError(f"The weights are not finite after step {self.step}: lower the learning rate.")
+        # Sums on a GPU may depend on the order of threads: what drifted apart must not be found different by a resume.
+        ranks.broadcast_tensors(checkpoint.replicated(self._state()))
+        if ranks.is_first():
+            self._write_checkpoint()
+        return pause_after(time.monotonic() - began)
+
+    def _write_checkpoint(self) -> None:
         about = {
             "step": self.step,
             "scores": self.scores,
@@ -352,7 +378,6 @@ class Training:
         }
         self.run.sync_log()  # whose lines the checkpoint counts
         checkpoint.save(self.run.checkpoint, self._state(), about)
-        return pause_after(time.monotonic() - began)
 
     def restore(self) -> None:
         """Load the last checkpoint, if there is one."""
@@ -376,7 +401,8 @@ class Training:
         checkpoint.restore(self._state(), tensors)
         self.step, self.scores, self.seconds = about["step"], about["scores"], about["seconds"]
         self.trained = (about["trained"][0], about["trained"][1])
-        self.run.keep_events(about["events"])
+        if ranks.is_first():
+            self.run.keep_events(about["events"])
 
     def _check_settings(self, written: Json) -> None:
         """Refuse the checkpoint of a run with other settings; data and device may have moved, epochs been added."""
@@ -395,10 +421,12 @@ class Training:
             self.reporter.note("Test images are shown as in training: too few classes are held out to choose a view.")
             return False
         chosen = choose_view(self.model, self.validation, self.plan.select_by, reporter=self.reporter)
-        write_tensors(self.run.model, self.model.embedder.state_dict(), about | self.model.record())
-        config = read_json(self.run.config)
-        shown = {"test_size": self.model.test_size, "test_short_side": self.model.short_side, "test_view": chosen}
-        write_json(self.run.config, config | {"resolved": config.get("resolved", {}) | shown})
+        if ranks.is_first():
+            write_tensors(self.run.model, self.model.embedder.state_dict(), about | self.model.record())
+            config = read_json(self.run.config)
+            shown = {"test_size": self.model.test_size, "test_short_side": self.model.short_side, "test_view": chosen}
+            write_json(self.run.config, config | {"resolved": config.get("resolved", {}) | shown})
+        ranks.barrier()  # others read the files
         return True
 
     def _before_in_view(self) -> Json:
@@ -415,6 +443,7 @@ class Training:
         if self.plan.select == "last" or not self.scores:
             with self._kept_weights():
                 self._keep()
+        ranks.barrier()  # others read the file
         tensors, about = read_tensors(self.run.model)
         self.model.embedder.load_state_dict(tensors)
         before: Json = next((e["scores"] for e in self.run.events() if e["event"] == "test"), {})
@@ -425,6 +454,12 @@ class Training:
             scores = Scores({}, queries=0, left_out=0) if embedded is None else measure(embedded, self.plan.metrics)
         self.tracker.add({"event": "kept", "step": about["step"], "scores": scores})
         self.tracker.close()
+        gain = None if embedded is None else gain_since(self.run.before, embedded)
+        if ranks.is_first():
+            self._write_result(scores, before, about["epoch"], gain)
+        return embedded
+
+    def _write_result(self, scores: Scores, before: Json, epoch: float, gain: Gain | None) -> None:
         images, seconds = self.trained
         opened = [each for each in (self.train, self.validation, self.test) if each is not None]
         unreadable = [image for each in opened for image in each.unreadable]
@@ -437,7 +472,7 @@ class Training:
             "test_classes": seen_classes(tested, self.model.seen)._asdict(),
             "unreadable": [str(image) for image in unreadable],
             "select": self.plan.select,
-            "kept_epoch": about["epoch"],
+            "kept_epoch": epoch,
             "method": str(self.method.spec),
             "seed": self.plan.seed,
             "steps": self.step,
@@ -450,10 +485,23 @@ class Training:
             result["expected"] = expected
         if chosen := config.get("resolved", {}).get("test_view"):
             result["test_view"] = chosen
-        if embedded is not None and (gain := gain_since(self.run.before, embedded)) is not None:
+        if gain is not None:
             result["gain"] = gain._asdict()
         if self.scores:
             result["held_out" if self.plan.select != "test" else "test_chosen"] = max(self.scores)
         write_card(self.run, result)
         write_json(self.run.result, result)
-        return embedded
+
+
+def own_batches(store: Store, rows: Iterator[Tensor], read_ahead: int) -> Iterator[tuple[Tensor, Pixels]]:
+    """Each batch of row numbers, with the pixels of those that this rank holds."""
+    if ranks.size() == 1:
+        return store.read_batches(rows, read_ahead)
+    begun = deque[Tensor]()
+
+    def own() -> Iterator[Tensor]:
+        for index in rows:
+            begun.append(index)
+            yield index[ranks.share(len(index))]
+
+    return ((begun.popleft(), pixels) for _, pixels in store.read_batches(own(), read_ahead))

@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from nearkin import ranks
 from nearkin.evaluation import evaluate_under, parse_metric, protocol_of
 from nearkin.evaluation.statistics import paired_bootstrap
 from nearkin.files import read_tensors, write_tensors
@@ -26,7 +27,10 @@ def compared_metric(plan: Plan) -> str | None:
 def write_values(path: Path, embedded: Embedded) -> None:
     """Keep the values of all queries."""
     if metric := compared_metric(embedded.model.plan):
-        write_tensors(path, {"values": _values(embedded, metric)}, {"metric": metric})
+        values = _values(embedded, metric)
+        if ranks.is_first():
+            write_tensors(path, {"values": values}, {"metric": metric})
+        ranks.barrier()  # others read the file
 
 
 def gain_since(path: Path, embedded: Embedded) -> Gain | None:

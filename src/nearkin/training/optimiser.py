@@ -9,6 +9,7 @@ from torch import nn
 
 from nearkin.methods.base import Method
 from nearkin.networks.embedder import Embedder
+from nearkin.networks.rank_batch_norm import batch_norms
 from nearkin.training.plan import Plan
 from nearkin.training.row_adamw import RowAdamW
 
@@ -65,7 +66,7 @@ def parameter_groups(plan: Plan, embedder: Embedder, method: Method) -> list[dic
 def make_optimiser(plan: Plan, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
     """Return the plan's optimiser over parameter groups."""
     fused = plan.device.startswith("cuda")
-    graph = plan.graph and fused
+    graph = plan.uses_graphs
     optimiser: torch.optim.Optimizer
     if plan.optimiser == "adamw":
         kind = RowAdamW if any(group.get("by_row") for group in groups) else torch.optim.AdamW
@@ -111,8 +112,3 @@ def set_training(model: nn.Module, trunk: nn.Module, plan: Plan, *, warming_up: 
         if plan.batch_norm == "freeze":
             for parameter in norm.parameters(recurse=False):
                 parameter.requires_grad_(False)
-
-
-def batch_norms(model: nn.Module) -> list[nn.Module]:
-    """Return the batch norms of a model, including timm's variants."""
-    return [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]

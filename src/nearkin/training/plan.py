@@ -11,6 +11,7 @@ from typing import Any, Literal, get_type_hints
 
 import torch
 
+from nearkin import ranks
 from nearkin.data.datasets import dataset_names
 from nearkin.errors import NearkinError
 from nearkin.evaluation import DEFAULT_METRICS, parse_metric
@@ -126,7 +127,7 @@ class Plan:
     clip_norm: float = setting(0.0, "Clip the norm of the gradient at this value (0: off).")
     precision: Literal["auto", "float32", "bf16"] = setting("auto", "Arithmetic of the network (auto: bf16 on a GPU).")
     compile: bool = setting(False, "Compile the network with torch.compile.")
-    graph: bool = setting(True, "Launch training steps as CUDA graphs (no effect on a CPU).")
+    graph: bool = setting(True, "Launch training steps as CUDA graphs (no effect on a CPU and on several GPUs).")
     select: Select = setting("last", "Epoch to keep: last, best on held-out training classes, or best on test.")
     select_by: str = setting("MAP@R", "Metric that selects the best epoch.")
     held_out: float = setting(0.25, "Fraction of the training classes to hold out, if any are needed.")
@@ -144,6 +145,11 @@ class Plan:
     profile: bool = setting(False, "Time the parts of the run and trace a few steps; slows training a little.")
     seed: int = setting(0, "Seed of all random numbers.")
     device: str = setting("auto", "Where to compute: auto, cpu, cuda, cuda:1, …")
+
+    @property
+    def uses_graphs(self) -> bool:
+        """Whether training steps are CUDA graphs: those of one GPU, since operations of several are not captured."""
+        return self.graph and self.device.startswith("cuda") and ranks.size() == 1
 
     @property
     def needs_held_out(self) -> bool:
@@ -270,15 +276,17 @@ def _check_epoch_lists(plan: Plan) -> None:
 
 
 def resolve_device(name: str) -> torch.device:
-    """Return the device of that name; `auto` is a GPU if there is one."""
+    """Return the device of that name; `auto` is a GPU if there is one. Each of several ranks has a GPU of its own."""
     if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         device = torch.device(name)
     except RuntimeError:
         device = torch.device("meta")
     if device.type not in ("cpu", "cuda"):
         raise NearkinError(f"There is no device {name!r}: use auto, cpu, cuda or cuda:1.")
+    if ranks.size() > 1:
+        device = ranks.local_device(device.type)
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise NearkinError(f"There is no device {name!r}: {torch.cuda.device_count()} GPUs were found; use cpu.")
     return device

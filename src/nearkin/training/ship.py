@@ -5,6 +5,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+from nearkin import ranks
 from nearkin.console import Reporter
 from nearkin.files import read_json
 from nearkin.methods.catalogue import method
@@ -32,7 +33,8 @@ def ship(
     The new run, by default in a folder beside the old one, records the scores of the old one as the expected ones; its
     own cannot be measured. To resume it if it was interrupted, use `train(out=…, resume=True)`.
     """
-    source, reporter = RunFolder(run), reporter or Reporter()
+    ranks.join()
+    source, reporter = RunFolder(run), (reporter if ranks.is_first() else None) or Reporter()
     expected = expected_of(source)
     settings = shipped_settings(source, data=data) | {"device": device}
     out = out or source.path.with_name(f"{source.path.resolve().name}-shipped")

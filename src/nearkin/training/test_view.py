@@ -11,6 +11,7 @@ import math
 import shutil
 from typing import Protocol
 
+from nearkin import ranks
 from nearkin.console import Reporter
 from nearkin.data.images import Dataset, counted
 from nearkin.data.pixels.stores import Store
@@ -83,7 +84,8 @@ def choose_view(model: Model, opened: OpenImages, by: str, *, reporter: Reporter
     for view in views:
         model.show(**view.settings)
         title = f"trying {view.size} px of {view.short_side}"
-        scores.append(measure(embed_images(model, opened, reporter=reporter, title=title), (by,))[by])
+        found = measure(embed_images(model, opened, reporter=reporter, title=title), (by,))
+        scores.append(ranks.broadcast(found[by]))
     best = views[scores.index(max(scores))]  # of equal scores the first, which is nearest to the training's
     model.show(**best.settings)
     tried = [[*view, round(score, 4)] for view, score in zip(views, scores, strict=True)]
@@ -108,7 +110,8 @@ def choose_before_training(
     shorter = shorter_plan(plan, kept.classes, len(kept))
     example = method(plan.method, classes=2, dim=2, space=plan.space or None)
     about = {"method": str(example.spec), "space": example.ranked_in}
-    write_config(run, plan, **about)
+    if ranks.is_first():
+        write_config(run, plan, **about)
     share = shorter.epochs * len(kept) / max(plan.last_epoch * len(data.train), 1)
     reporter.note(
         f"The test view is chosen first, by {counted(shorter.epochs, 'epoch', 'epochs')} without {held.classes} of "
@@ -116,23 +119,25 @@ def choose_before_training(
     )
     own = dataclasses.replace(data, train=kept, test=held, notes=(), left_out=())
     try:
-        if not part.result.exists():
-            resume = part.config.exists()
+        if not ranks.broadcast(part.result.exists()):
+            resume = ranks.broadcast(part.config.exists())
             part.path.mkdir(exist_ok=True)
             train_model(part, shorter, data=own, resume=resume, reporter=reporter)
     except NearkinError:
-        if not part.config.exists():
+        if ranks.is_first() and not part.config.exists():
             remove_config(run)  # settings that cannot work leave no run behind
             shutil.rmtree(part.path)
         raise
+    ranks.barrier()  # others read the files
     model = load(part.path, device=plan.device)
     record = choose_view(
         model, open_images(model, held, "held-out", reporter=reporter), plan.select_by, reporter=reporter
     )
     record["seconds"] = read_json(part.result)["seconds"]
     plan = dataclasses.replace(plan, **view_settings(record))
-    write_config(run, plan, **about, resolved={"test_view": record})
-    shutil.rmtree(part.path)
+    if ranks.is_first():
+        write_config(run, plan, **about, resolved={"test_view": record})
+        shutil.rmtree(part.path)
     return plan
 
 

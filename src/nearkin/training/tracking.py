@@ -63,9 +63,10 @@ class Tracker:
     A resumed run passes its earlier events first, so that each log receives all of them.
     """
 
-    def __init__(self, plan: Plan, folder: Path, log: Log | None = None) -> None:
-        self.tensorboard = TensorBoard(folder) if plan.tensorboard else None
-        self.logs = [each for each in (self.tensorboard, log and _of_fold(log, plan)) if each is not None]
+    def __init__(self, plan: Plan, folder: Path, log: Log | None = None, *, on: bool = True) -> None:
+        self.tensorboard = TensorBoard(folder) if plan.tensorboard and on else None
+        logs = (self.tensorboard, log and _of_fold(log, plan)) if on else ()
+        self.logs = [each for each in logs if each is not None]
         self.select_by = plan.select_by
 
     def begin(self, events: Iterable[Json]) -> None:

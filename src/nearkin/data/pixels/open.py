@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
+from nearkin import ranks
 from nearkin.data.images import Dataset, Images, LeaveOut, Progress, counted, listed
 from nearkin.data.pixels.cache import (
     DamagedPack,
@@ -301,7 +302,7 @@ def free_memory(device: torch.device) -> int:
         free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return free - max(4 * GIB, total // 3)
     free = _host_memory()
-    return free - max(2 * GIB, free // 4)
+    return (free - max(2 * GIB, free // 4)) // ranks.on_this_machine()
 
 
 def _host_memory() -> int:

@@ -7,6 +7,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TypeVar
 
+from nearkin import ranks
 from nearkin.data.images import Progress
 
 T = TypeVar("T")
@@ -16,8 +17,9 @@ _GROUP = 16  # items per task of a thread
 
 
 def cores() -> int:
-    """Return how many processors this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """Return how many processors this process may use: its share of them if it is one of several ranks."""
+    found = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, found // ranks.on_this_machine())
 
 
 class Workers:

@@ -18,6 +18,7 @@ import torch
 from torch import Generator, Tensor
 from torch.nn import functional as F
 
+from nearkin import ranks
 from nearkin.data.pixels.colour_and_erase import Augmentation, Erase, Jitter
 from nearkin.data.pixels.kernel_check import kernels_run
 from nearkin.data.pixels.tiles import Pixels, Sides
@@ -29,7 +30,12 @@ with suppress(ImportError):
 
 TRIES = 10  # draws of a random resized crop before falling back to the largest central one
 
-Augment = Callable[[Pixels, Generator], Tensor]
+
+class Augment(Protocol):
+    """A function that shows a random view of each image; `count`: of a batch of which these are this rank's rows."""
+
+    def __call__(self, pixels: Pixels, rng: Generator, count: int | None = None) -> Tensor:
+        """Show a batch."""
 
 
 class Normalise(NamedTuple):
@@ -71,9 +77,10 @@ def augment(text: str, *, size: int, short_side: int, normalise: Normalise, comp
     run = torch.compile(apply) if compiled else apply
 
     @torch.no_grad()
-    def view(pixels: Pixels, rng: Generator) -> Tensor:
+    def view(pixels: Pixels, rng: Generator, count: int | None = None) -> Tensor:
         device = pixels.canvas.device
-        draws = torch.rand(len(pixels.size), kind.draws, generator=rng, device=rng.device)
+        draws = torch.rand(count or len(pixels.size), kind.draws, generator=rng, device=rng.device)
+        draws = draws if count is None else draws[ranks.share(count)]
         return run(pixels, draws.to(device, non_blocking=True), finish.scaling(device))
 
     return view

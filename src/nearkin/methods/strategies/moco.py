@@ -34,12 +34,14 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from nearkin import ranks
 from nearkin.errors import NearkinError
 from nearkin.methods.base import Loss, Step, Strategy
 from nearkin.methods.memory import Memory
 from nearkin.methods.relation import EMPTY, raise_precision, relate
 from nearkin.methods.strategies.inner_loss import inner_proxies, require_proxies
 from nearkin.methods.strategies.model_copy import ModelCopy
+from nearkin.networks.rank_batch_norm import own_pass
 
 NEEDS = (
     "moco embeds each batch a second time: call method.bind(model) before the first step, and pass the images, as in "
@@ -110,7 +112,9 @@ class MoCo(Strategy):
             raise NearkinError(NEEDS)
         model = self.bound[0] if step.model is None else step.model
         self.network.follow(model, self.momentum)
-        self.memory.enqueue(self.network.embed(model, step.images), step.y)
+        with own_pass(model, step.x.device, *(step.y.tolist() if ranks.size() > 1 else ())):
+            embedded = self.network.embed(model, step.images)
+        self.memory.enqueue(embedded if len(embedded) == len(step.y) else ranks.gather(embedded), step.y)
 
     def lacks(self, step: Step) -> str:
         return super().lacks(step) or (NEEDS if self.bound is None or step.images is None else "")
