@@ -38,6 +38,7 @@ from torch import Tensor
 from nearkin.console import Reporter
 from nearkin.data.pixels import open as front_door
 from nearkin.data.pixels.decode import decode_file
+from nearkin.data.pixels.decoders import decoders
 from nearkin.data.pixels.threads import cores
 from nearkin.data.pixels.tiles import Pixels
 from nearkin.files import Json, write_json
@@ -111,12 +112,17 @@ def processor_seconds() -> float:
     return total
 
 
+def starting() -> bool:
+    """Whether processes that decode were started and not all have answered yet."""
+    return decoders().process is not None and decoders().ready < cores()
+
+
 def run_for(
     batches: Iterator[tuple[Tensor, Pixels]], step: Callable[[Tensor, Pixels], Any], seconds: float, batch: int
 ) -> Json:
-    """Take batches and use them for some seconds, after half as many."""
+    """Take batches and use them for some seconds, after half as many, and after the processes that decode are there."""
     began = time.perf_counter()
-    while time.perf_counter() - began < seconds / 2:
+    while (waited := time.perf_counter() - began) < seconds / 2 or (starting() and waited < 20):
         step(*next(batches))
     wait()
     began, worked = time.perf_counter(), processor_seconds()

@@ -1,5 +1,6 @@
 """Stores: the same pixels from memory and from a stream, read ahead as far as allowed."""
 
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -11,9 +12,10 @@ from image_helpers import SHORT_SIDE, add_bad_files, check_pixels, decode_images
 from torch import Tensor
 
 from nearkin.data.images import Images
+from nearkin.data.pixels import decoders, stores, threads
 from nearkin.data.pixels import open as opening
-from nearkin.data.pixels import stores
-from nearkin.data.pixels.decode import BadImage, decode_file
+from nearkin.data.pixels.decode import BadImage
+from nearkin.data.pixels.decoders import Decoders, Request, decode_request
 from nearkin.data.pixels.open import open_store
 from nearkin.data.pixels.stores import MemoryStore, StreamStore
 from nearkin.data.pixels.views import Normalise, centre
@@ -110,13 +112,13 @@ def test_no_batch_is_requested_earlier_than_allowed(photos: Images, read_ahead: 
 
 
 def test_batches_are_decoded_ahead(photos: Images, monkeypatch: pytest.MonkeyPatch) -> None:
-    done: list[Path] = []
+    done: list[str] = []
 
-    def watched(path: Path, **options: int) -> Tensor:
-        done.append(path)
-        return decode_file(path, **options)
+    def watched(request: Request, **options: int) -> Tensor:
+        done.append(request.path)
+        return decode_request(request, **options)
 
-    monkeypatch.setattr(stores, "decode_file", watched)
+    monkeypatch.setattr(stores, "decode_request", watched)
     store, _, _ = open_store(photos, short_side=SHORT_SIDE, device="cpu", location="stream")
     following = store.read_batches(count_requests([]), 2)
     next(following)
@@ -126,6 +128,56 @@ def test_batches_are_decoded_ahead(photos: Images, monkeypatch: pytest.MonkeyPat
     assert len(done) == 6  # this batch and the two after it
     del following
     assert running_workers() == 0
+
+
+def test_memory_of_batches_is_used_again_when_they_are_gone(photos: Images) -> None:
+    store, _, _ = open_store(photos, short_side=SHORT_SIDE, device="cpu", location="stream")
+    assert isinstance(store, StreamStore)
+    want = decode_images(photos)
+    first = store[torch.arange(8)]
+    at = first.canvas.data_ptr()
+    part = first.canvas[0]
+    del first
+    assert store[torch.arange(8)].canvas.data_ptr() != at  # a part of the first batch is still used
+    store.loader.memory.free.clear()
+    del part
+    again = store[torch.tensor([2, 5])]  # of other sizes: nothing of the first batch shows
+    assert again.canvas.data_ptr() == at
+    check_pixels(again, [want[2], want[5]])
+
+
+def test_processes_decode_as_threads_do(photos: Images, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Also when a process is killed; the meta device stands for a GPU."""
+    pool = Decoders()
+    monkeypatch.setattr(stores, "decoders", lambda: pool)
+    monkeypatch.setattr(stores, "AFTER", 0)
+    monkeypatch.setattr(stores, "FEWEST", 1)
+    for module in (decoders, stores, threads):
+        monkeypatch.setattr(module, "cores", lambda: 1)
+    with_bad = add_bad_files(photos, tmp_path)
+    opened, _, _ = open_store(with_bad, short_side=SHORT_SIDE, device="cpu", location="stream")
+    assert isinstance(opened, StreamStore)
+    how = {"short_side": SHORT_SIDE, "channels": 3, "device": torch.device("meta")}
+    store = StreamStore(opened.paths, opened.size, **how)
+    store.loader.device = torch.device("cpu")
+    row = {path.name: number for number, path in enumerate(store.paths)}
+    good = torch.tensor([row[Path(str(path)).name] for path in photos.sources])
+    want = decode_images(photos)
+    pool.start()
+    decoder = pool.idle.get(timeout=60)  # it has started
+    pool.idle.put(decoder)
+    local = [0]
+    monkeypatch.setattr(stores, "decode_request", lambda *a, **k: local.append(1) or decode_request(*a, **k))
+    check_pixels(store[good[[5, 2]]], [want[5], want[2]])
+    check_pixels(store[good], want)  # more than before
+    with pytest.raises(BadImage, match=r"half\.jpg: it is truncated"):
+        store[torch.tensor([0, row["half.jpg"]])]
+    assert len(local) == 1  # all of it was decoded there
+    decoder.connection.shutdown(socket.SHUT_RDWR)
+    check_pixels(store[good[[7, 0, 3]]], [want[7], want[0], want[3]])
+    assert len(local) == 4
+    assert pool.take() is None
+    pool.close()
 
 
 def test_errors_and_interrupts_leave_no_threads(photos: Images) -> None:
