@@ -87,9 +87,15 @@ PAIRS: dict[str, Callable[[], tuple[nn.Module, nn.Module | None]]] = {
     "margin(sampling=distance)": lambda: (losses.MarginLoss(), miners.DistanceWeightedMiner()),
     "multi_similarity": lambda: (losses.MultiSimilarityLoss(), miners.MultiSimilarityMiner()),
     "multi_similarity(mining=False)": lambda: (losses.MultiSimilarityLoss(), None),
+    "nca(scale=9)": lambda: (losses.NCALoss(softmax_scale=9), None),
+    "nt_xent": lambda: (losses.NTXentLoss(temperature=0.1), None),
     "ranked_list": lambda: (losses.RankedListLoss(margin=0.4, Tn=5, alpha=1.2), None),
     "supcon": lambda: (losses.SupConLoss(), None),
     "triplet": lambda: (losses.TripletMarginLoss(margin=0.2, distance=squared()), None),
+    "triplet(swap=True, smooth=True)": lambda: (
+        losses.TripletMarginLoss(margin=0.2, swap=True, smooth_loss=True, distance=squared()),
+        None,
+    ),
     "triplet(mining=semi_hard)": lambda: (
         losses.TripletMarginLoss(margin=0.2, distance=squared()),
         miners.TripletMarginMiner(margin=0.2, type_of_triplets="semihard", distance=squared()),

@@ -52,6 +52,22 @@ def test_function_transforms_give_the_same_gradient(name):
     torch.testing.assert_close(torch.func.grad(lambda x: m(x, y))(x), expected)
 
 
+# Values decide the shape of something: the number of triplets, the order of a row, whether a norm is too large.
+NOT_VECTORISED = ("angular", "lifted", "n_pair", "proxy_gml")
+
+
+@pytest.mark.parametrize("name", [name for name in LOSSES if name not in NOT_VECTORISED])
+def test_vectorised_over_embeddings(name):
+    """As many losses and gradients as there are batches of embeddings with the same labels."""
+    m = build(name)
+    _, y = batch(dtype=torch.float32)
+    several = torch.stack([batch(seed=seed, dtype=torch.float32)[0] for seed in (1, 2)])
+    found = torch.vmap(torch.func.grad_and_value(lambda x: m(x, y)))(several)
+    for k, x in enumerate(several):
+        value, gradient, _ = gradients(m, x, y)
+        torch.testing.assert_close((found[0][k], found[1][k].detach()), (gradient, value))
+
+
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # by torch itself
 @pytest.mark.parametrize("name", LOSSES)
 def test_a_loss_compiles_without_graph_breaks(name):

@@ -47,7 +47,7 @@ def test_losses_and_gradients_are_those_of_whole_tensors(spec, block, monkeypatc
 
 
 def test_blocks_are_cut_between_classes_and_only_of_very_many_proxies(monkeypatch):
-    assert cut_columns(180, 90_000, 1) is None
+    assert cut_columns(180, 180_000, 1) is None, "two blocks"
     assert cut_columns(180, 10**6, 0) is None, "a memory or a batch"
     blocks = cut_columns(180, 2 * 10**6, 2)
     assert blocks.classes == 10**6
@@ -88,7 +88,7 @@ class Largest(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out = func(*args, **(kwargs or {}))
         self.count += 1
-        self.sums_of_exponents += func.__name__ == "_softmax.default"
+        self.sums_of_exponents += "softmax" in func.__name__
         in_place = func.__name__.split(".")[0].endswith("_")
         if isinstance(out, torch.Tensor) and out.numel() >= self.pairs and not func.is_view and not in_place:
             self.large.append(func.__name__)
@@ -108,7 +108,7 @@ def test_only_products_and_their_gradient_are_as_large_as_all_pairs(spec, monkey
         loss = m.loss(Step(x, y))
         loss.backward()
     assert sorted(seen.large) == ["cat.default", "mm.default"]
-    assert seen.count < 8 * 200, "the work per block does not grow with their number"
+    assert seen.count < 8 * 250, "the work per block does not grow with their number"
     if spec == "proxy_anchor":
         assert seen.sums_of_exponents == 8 + 8 + 1, "of the negatives, again for the gradient, and of the positives"
 

@@ -66,8 +66,8 @@ class Columns(NamedTuple):
 
 
 def cut_columns(rows: int, columns: int, per_class: int) -> Columns | None:
-    """How to cut the proxies [C·K] that samples [B] are compared with; None if there is one block or no proxies."""
-    if not per_class or rows * columns <= BLOCK or torch.compiler.is_compiling():
+    """How to cut the proxies [C·K] that samples [B] are compared with; None without any, or if two blocks hold all."""
+    if not per_class or rows * columns <= 2 * BLOCK or torch.compiler.is_compiling():
         return None
     return Columns(columns // per_class, max(1, BLOCK // (rows * per_class)))
 

@@ -50,13 +50,28 @@ class Relation(NamedTuple):
         return Relation(self.s.T, self.pos.T, self.neg.T, *sides, 0, self.space)
 
 
+class Node(torch.autograd.Function):
+    """A node with its own gradient, which torch.vmap computes once per element."""
+
+    @classmethod
+    def vmap(cls, info: Any, in_dims: tuple[int | None, ...], *inputs: Any) -> tuple[Any, Any]:
+        def element(number: int) -> Any:
+            pairs = zip(inputs, in_dims, strict=True)
+            return cls.apply(*(v if dim is None else v.select(dim, number) for v, dim in pairs))  # type: ignore[no-untyped-call]
+
+        found = [element(number) for number in range(info.batch_size)]
+        if isinstance(found[0], Tensor):
+            return torch.stack(found), 0
+        return tuple(torch.stack(each) for each in zip(*found, strict=True)), (0,) * len(found[0])
+
+
 def _through_norm(g: Tensor, w: Tensor, length: Tensor, floor: float, out: Tensor | None = None) -> Tensor:
     """∂L/∂w for points v = w/n, n = max(‖w‖, floor), and g = ∂L/∂v / n: g − (g·v) v, or g below the floor."""
     along = torch.where(length >= floor, (g * w).sum(-1, keepdim=True) / length.clamp_min(floor).square(), 0)
     return torch.addcmul(g, along, w, value=-1, out=out)
 
 
-class _Project(torch.autograd.Function):
+class _Project(Node):
     """Points v = w/n of vectors w [B, D], n = max(‖w‖, floor)."""
 
     @staticmethod
@@ -79,7 +94,7 @@ COMPARE_BLOCK, GPU_COMPARE_BLOCK = 2**21, 2**23
 """Numbers per block: small compared with the references of a large data set, but on a GPU enough to hide launches."""
 
 
-class _Compare(torch.autograd.Function):
+class _Compare(Node):
     """`_Project` of the references [R, D] and products x·v [B, R], as one node.
 
     Autograd would hold five copies of the references at once; here the gradient is computed block by block from w.
@@ -101,7 +116,7 @@ class _Compare(torch.autograd.Function):
         x, w = ctx.saved_tensors
         if ds is None:
             ds = x.new_zeros(len(x), len(w))
-        dx = torch.zeros_like(x) if ctx.needs_input_grad[0] else None
+        dx: Tensor | None = None
         dw = torch.empty_like(w) if ctx.needs_input_grad[1] else None
         size = max(1, (GPU_COMPARE_BLOCK if x.is_cuda else COMPARE_BLOCK) // max(1, *x.shape))
         with full_precision(x):
@@ -109,8 +124,8 @@ class _Compare(torch.autograd.Function):
                 length = norm(w[block])
                 n = length.clamp_min(ctx.floor)
                 q = ds[:, block] / n.T
-                if dx is not None:
-                    dx = torch.addmm(dx, q, w[block])
+                if ctx.needs_input_grad[0]:
+                    dx = q @ w[block] if dx is None else torch.addmm(dx, q, w[block])
                 if dw is not None:
                     g = q.T @ x if dv is None else torch.addcdiv(q.T @ x, dv[block], n)
                     if torch.is_grad_enabled():  # for a second gradient
@@ -120,7 +135,7 @@ class _Compare(torch.autograd.Function):
         return dx, dw, None
 
 
-class _Gram(torch.autograd.Function):
+class _Gram(Node):
     """Inner products [..., K, K] of vectors [..., K, D] with each other; one product in the gradient, not two."""
 
     @staticmethod
@@ -182,9 +197,12 @@ def relate(x: Tensor, y: Tensor, refs: References, space: Space) -> Relation:
     y, columns = y.long(), refs.labels.long()  # uint8 has no −1 for empty slots, narrow types cannot index
     if (blocks := cut_columns(len(y), len(columns), refs.per_class)) is not None:
         return _in_blocks(Relation(s, s, s, y, columns, a, v, refs.per_class, space), blocks)
-    same, filled = y[:, None] == columns, columns != EMPTY
-    neg = (~same).logical_and_(filled)
-    pos = same.logical_and_(filled)
+    pos = y[:, None] == columns
+    neg = ~pos
+    if not refs.per_class:  # proxies are never EMPTY
+        filled = columns != EMPTY
+        neg.logical_and_(filled)
+        pos.logical_and_(filled)
     if refs.rows is not None:
         pos.logical_and_(refs.rows != torch.arange(len(y), device=y.device)[:, None])
     return Relation(s, pos, neg, y, columns, a, v, refs.per_class, space)
@@ -297,14 +315,15 @@ def top_of_row(z: Tensor, mask: Tensor, k: Tensor) -> Tensor:
     return mask & (torch.empty_like(order).scatter_(1, order, place) < k[:, None])
 
 
-class _LogSumExp(torch.autograd.Function):
+class _LogSumExp(Node):
     """log Σ exp z over a mask, and p = exp z / Σ exp z, which is its gradient; an output, so that it has one itself."""
 
     @staticmethod
     def forward(z: Tensor, mask: Tensor, dim: int) -> tuple[Tensor, Tensor]:
         z = torch.where(mask, z, NOTHING)  # −∞ would make the gradient of an empty sum NaN
-        p = torch.softmax(z, dim)
-        return z.amax(dim) - p.amax(dim).log(), p  # the largest p is exp(top − top) / Σ exp(z − top)
+        top = z.amax(dim)
+        p = torch.softmax(z, dim, out=z)  # in place
+        return top - p.amax(dim).log(), p  # the largest p is exp(top − top) / Σ exp(z − top)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, int], output: tuple[Tensor, Tensor]) -> None:

@@ -21,6 +21,7 @@ from torch.nn import functional as F
 
 from nearkin.methods.column_blocks import columnwise
 from nearkin.methods.relation import (
+    Node,
     Relation,
     at_own_classes,
     exists,
@@ -35,12 +36,13 @@ from nearkin.methods.relation import (
 Similarity = Literal["soft", "max", "mean"]
 
 
-class _SoftMaximum(torch.autograd.Function):
+class _SoftMaximum(Node):
     """Eq. 1 over the last axis. The gradient p (1 + (s − S)/γ) recomputes p instead of keeping it."""
 
     @staticmethod
     def forward(s: Tensor, gamma: float) -> Tensor:
-        return torch.softmax(s / gamma, -1).mul_(s).sum(-1)
+        e, total = _exponentials(s, gamma)
+        return e.mul_(s).sum(-1) / total
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, float], output: Tensor) -> None:  # noqa: ARG004
@@ -50,9 +52,15 @@ class _SoftMaximum(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         (s,) = ctx.saved_tensors
-        p = torch.softmax(s / ctx.gamma, -1)
-        S = (p * s).sum(-1, keepdim=True)
-        return (s - S).div_(ctx.gamma).add_(1).mul_(p).mul_(gradient.unsqueeze(-1)), None
+        e, total = _exponentials(s, ctx.gamma)
+        S = (e * s).sum(-1) / total
+        return (s - S.unsqueeze(-1)).div_(ctx.gamma).add_(1).mul_(e).mul_((gradient / total).unsqueeze(-1)), None
+
+
+def _exponentials(s: Tensor, gamma: float) -> tuple[Tensor, Tensor]:
+    """e^{(s − max s)/γ} and its sum over the last axis: torch.softmax takes three times as long on an axis so short."""
+    e = (s - s.amax(-1, keepdim=True).detach()).div_(gamma).exp_()
+    return e, e.sum(-1)
 
 
 def by_class(r: Relation, *, similarity: Similarity = "max", gamma: float = 0.1) -> Relation:
@@ -102,6 +110,8 @@ def positive_exponent(z: Tensor, r: Relation) -> Tensor:
     """The largest exponent among the positives of each sample [B]; 0 if it has none."""
     own, of_own = at_own_classes(r, z)
     assert of_own is not None
+    if r.per_class == 1:
+        return total(of_own, own.pos, by="row")
     top = largest(of_own, own.pos, by="row")
     return torch.where(top == -torch.inf, 0, top)
 

@@ -63,4 +63,5 @@ class NPair(Loss):
         self.norm = norm
 
     def objective(self, r: Relation, weights: Tensor | None = None) -> Tensor:
-        return n_pair(r, weights) + self.norm * mean_square_norm(r)
+        loss = n_pair(r, weights)
+        return loss + self.norm * mean_square_norm(r) if self.norm else loss
