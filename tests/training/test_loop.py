@@ -376,7 +376,7 @@ def test_representatives_are_shown_plainly_on_request(tmp_path):
     )
     for training in (plain, other):
         index, pixels = next(training.batches())
-        shown, same = training._views(pixels, len(index)), training.model.view(pixels)
+        shown, same = training._views(index, pixels), training.model.view(pixels)
         alike = (shown == same).flatten(1).all(1)
         assert alike.tolist() == [training is plain and row % 3 == 0 for row in range(len(index))]
 

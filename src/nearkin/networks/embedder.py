@@ -71,6 +71,7 @@ INITIAL: dict[str, Callable[[Tensor], Tensor]] = {
 class Head(nn.Module):
     """Feature map [B, W, h, w] → pooled [B, W] → optional layer norm → linear, unless dim is 0 → [B, dim or W].
 
+    Features [B, W] are pooled already: those of a frozen trunk are computed once and kept.
     The linear map is initialised as in Proxy-Anchor's code, or by Glorot's uniform distribution.
     """
 
@@ -89,7 +90,7 @@ class Head(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the vectors before the projection."""
-        v = self.pool(x)
+        v = x if x.ndim == 2 else self.pool(x)
         if self.norm is not None:
             v = self.norm(v)
         if self.linear is None:
@@ -98,8 +99,16 @@ class Head(nn.Module):
         return out
 
 
+def channels_last(x: Tensor) -> Tensor:
+    """Return images in the memory layout in which networks are fastest; features [B, width] as they are."""
+    return x if x.ndim == 2 else x.contiguous(memory_format=torch.channels_last)
+
+
 class Embedder(nn.Module):
-    """Trunk, head, and the projection into the space: normalised images → points [B, dim], float32 or higher."""
+    """Trunk, head, and the projection into the space: normalised images → points [B, dim], float32 or higher.
+
+    In place of images it takes their pooled features [B, width], which a frozen trunk computes once.
+    """
 
     def __init__(
         self,
@@ -127,4 +136,4 @@ class Embedder(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the embeddings [B, dim]."""
-        return self.space.project(self.head(self.trunk(x)))
+        return self.space.project(self.head(x if x.ndim == 2 else self.trunk(x)))

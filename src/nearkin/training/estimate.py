@@ -16,6 +16,7 @@ from nearkin.console import duration
 from nearkin.data.images import counted
 from nearkin.data.pixels.stores import Store
 from nearkin.data.pixels.views import Augment
+from nearkin.networks.embedder import channels_last
 from nearkin.training.model import Model, autocast
 from nearkin.training.plan import Plan
 
@@ -39,13 +40,15 @@ def time_steps(model: Model, store: Store, augment: Augment) -> ImageSeconds:
     count = min(plan.batch, len(store)) if model.device.type == "cuda" else min(plan.batch, len(store), SAMPLE)
     rows = torch.linspace(0, len(store) - 1, count).long()
     with _unchanged(model):
+        if plan.frozen_views:
+            return ImageSeconds(_time(model, store, augment, rows, frozen=True) / count, 0.0)
         frozen = _time(model, store, augment, rows, frozen=True) if plan.warmup else 0.0
         return ImageSeconds(frozen / count, _time(model, store, augment, rows, frozen=False) / count)
 
 
 def remaining_seconds(each: ImageSeconds, plan: Plan, *, epochs: int, done: int, per_epoch: int) -> float:
     """Return the time of the steps from step `done` on."""
-    total, warm = epochs * per_epoch, min(plan.warmup, epochs) * per_epoch
+    total, warm = epochs * per_epoch, (epochs if plan.frozen_views else min(plan.warmup, epochs)) * per_epoch
     frozen = max(warm - done, 0)
     return plan.batch * (frozen * each.warming_up + (total - max(done, warm)) * each.training)
 
@@ -86,7 +89,7 @@ def _time(model: Model, store: Store, augment: Augment, rows: torch.Tensor, *, f
     while trained and (len(seconds) < 2 or (len(seconds) <= REPEATS and sum(seconds) < SECONDS)):
         began = time.monotonic()
         for _, pixels in itertools.islice(store.read_batches(iter([rows]), read_ahead=0), 1):
-            images = augment(pixels, rng).contiguous(memory_format=torch.channels_last)
+            images = channels_last(augment(pixels, rng))
             with autocast(model.device, model.plan.precision):
                 x = model.embedder(images)
             torch.autograd.grad(x.sum(), trained, allow_unused=True)

@@ -31,6 +31,7 @@ from nearkin.networks.rank_batch_norm import batch_norms
 from nearkin.space import Space
 from nearkin.training.defaults import fit_plan
 from nearkin.training.folds import train_folds
+from nearkin.training.frozen import FrozenTrunk
 from nearkin.training.images import Embedded, open_images, plan_dataset, training_images, with_storage
 from nearkin.training.loop import Network, Training
 from nearkin.training.model import Ensemble, Model, autocast, build_embedder, embedding_dim
@@ -250,6 +251,13 @@ def build_training(
             validation = open_images(model, validation_set, "held-out", reporter=reporter)
         test = open_images(model, data.test, "test", reporter=reporter) if len(data.test) else None
 
+    frozen = None
+    if plan.frozen_views:
+        with profile.part("embedding by the trunk"):
+            frozen = FrozenTrunk(model, view, reporter=reporter)
+            train = frozen.drawn(train)
+            validation = validation and frozen.shown(validation)
+            test = test and frozen.shown(test)
     head_scale = rescale_head(model, train.store, trained_in=_announce_start(embedder, initial, reporter))
     torch.manual_seed(stream_seed(plan.model_seed, "training"))
     objective.bind(embedder)
@@ -262,7 +270,7 @@ def build_training(
         train=train,
         validation=validation,
         test=test,
-        augment=view,
+        augment=view if frozen is None else frozen.draw,
         model=model,
         compiled=_compile(model, reporter) if plan.compile else embedder,
         method=objective,
@@ -270,6 +278,7 @@ def build_training(
         tracker=tracker,
         profile=profile,
         reporter=reporter,
+        frozen=frozen,
     )
     return training, head_scale
 
@@ -322,7 +331,7 @@ def rescale_head(model: Model, store: Store, *, trained_in: Space | None = None)
     (_, pixels), *_ = store.read_batches(iter([rows]), read_ahead=0)
     trial = copy.deepcopy(embedder)  # in train mode its batch norms update their statistics
     set_training(trial, trial.trunk, plan, warming_up=False)
-    norm = float(trial(model.view(pixels)).norm(dim=1).mean())
+    norm = float(trial(model.view_of(store)(pixels)).norm(dim=1).mean())
     scale = wanted / norm if norm else 1.0
     for parameter in embedder.head.linear.parameters():  # the bias of a new head is 0
         parameter.mul_(scale)

@@ -7,6 +7,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from nearkin import ranks
 from nearkin.console import Reporter, Status, stop_on_interrupt
-from nearkin.data.pixels.stores import Store
+from nearkin.data.pixels.stores import Store, first_view
 from nearkin.data.pixels.tiles import Pixels
 from nearkin.data.pixels.views import Augment, centre, short_side_for
 from nearkin.errors import NearkinError
@@ -22,10 +23,12 @@ from nearkin.evaluation import Scores
 from nearkin.files import Json, provenance, read_json, read_tensors, write_json, write_tensors
 from nearkin.methods.base import Method, Step
 from nearkin.methods.samplers import steps_per_epoch
+from nearkin.networks.embedder import channels_last
 from nearkin.networks.rank_batch_norm import own_pass
 from nearkin.training import checkpoint
 from nearkin.training.checkpoint import write_classes, write_snapshot
 from nearkin.training.estimate import estimate_words, remaining_seconds, time_steps
+from nearkin.training.frozen import FrozenTrunk, pixel_store
 from nearkin.training.gain import Gain
 from nearkin.training.images import Embedded, OpenImages, embed_images, measure
 from nearkin.training.measure_gain import gain_since, write_values
@@ -73,6 +76,7 @@ class Training:
     tracker: Tracker
     profile: Profile
     reporter: Reporter
+    frozen: FrozenTrunk | None = None  # stores then hold features, and what trains is the head
 
     def __post_init__(self) -> None:
         self.device = self.model.device
@@ -100,6 +104,11 @@ class Training:
         self.timed = False  # whether this epoch counts for them
         self.epoch_began = self.paused = self.shown = 0.0  # clocks: start of epoch, its checks, last status line
         self.kept = False  # a model was kept since the last checkpoint
+
+    @cached_property
+    def test_views(self) -> Store:
+        """The training images as the test view shows them; features of that are computed when they are asked for."""
+        return self.train.store if self.frozen is None else self.frozen.shown(self.train).store
 
     def _generator(self, name: Stream) -> torch.Generator:
         return torch.Generator(self.device).manual_seed(stream_seed(self.plan.model_seed, name))
@@ -171,7 +180,7 @@ class Training:
         self.optimiser.zero_grad()  # first: a compiled network reuses the memory of its gradients
         index = index.to(self.device, non_blocking=True)
         with part("augmentation"):
-            images = self._views(pixels, len(index)).contiguous(memory_format=torch.channels_last)
+            images = channels_last(self._views(index, pixels))
         own = own_pass(self.model.embedder, self.device, self.plan.model_seed, self.step)
         with part("forward"), own, autocast(self.device, self.plan.precision):
             x = self.network(images)
@@ -190,12 +199,13 @@ class Training:
             self.method.after_step(step)
         return loss.detach()
 
-    def _views(self, pixels: Pixels, count: int) -> Tensor:
+    def _views(self, index: Tensor, pixels: Pixels) -> Tensor:
         """A random view of each image of this rank, but the plain one of those that the method asks for."""
-        images = self.augment(pixels, self.crops, count)
+        images = self.augment(pixels, self.crops, len(index))
         if self.method.plain_rows is not None:
-            rows = ranks.own_rows(self.method.plain_rows, count)
-            images[rows] = self.plain(pixels._replace(canvas=pixels.canvas[rows], size=pixels.size[rows]))
+            rows = ranks.own_rows(self.method.plain_rows, len(index))
+            some = pixels._replace(canvas=pixels.canvas[rows], size=pixels.size[rows])
+            images[rows] = self.plain(some) if self.frozen is None else first_view(self.test_views[index[rows]])
         return images
 
     @property
@@ -239,7 +249,7 @@ class Training:
 
     def _begin_epoch(self) -> None:
         epoch = self.step // self.per_epoch
-        warming_up = epoch < self.plan.warmup
+        warming_up = epoch < self.plan.warmup or self.frozen is not None
         set_training(self.model.embedder, self.model.embedder.trunk, self.plan, warming_up=warming_up)
         self.method.train()
         self.warming_up, self.network = warming_up, self.model.embedder if warming_up else self.compiled
@@ -308,9 +318,12 @@ class Training:
         return losses
 
     def _embed(self, index: Tensor | None = None, *, augment: bool = False) -> Tensor:
-        view = (lambda pixels: self.augment(pixels, self.rng)) if augment else self.model.view
-        precision = self.plan.precision
-        return embed_store(self.model.embedder, self.train.store, view, index=index, precision=precision)
+        if not augment:
+            return self.model.embed_store(self.test_views, index=index)
+        store, precision = self.train.store, self.plan.precision
+        return embed_store(
+            self.model.embedder, store, lambda pixels: self.augment(pixels, self.rng), index=index, precision=precision
+        )
 
     def _measure(self, opened: OpenImages, metrics: tuple[str, ...], what: str) -> Scores:
         return measure(self._embed_all(opened, what), metrics)
@@ -420,7 +433,8 @@ class Training:
         if self.validation is None or self.validation.images.classes < FEWEST:
             self.reporter.note("Test images are shown as in training: too few classes are held out to choose a view.")
             return False
-        chosen = choose_view(self.model, self.validation, self.plan.select_by, reporter=self.reporter)
+        held_out = self.validation._replace(store=pixel_store(self.validation))
+        chosen = choose_view(self.model, held_out, self.plan.select_by, reporter=self.reporter)
         if ranks.is_first():
             write_tensors(self.run.model, self.model.embedder.state_dict(), about | self.model.record())
             config = read_json(self.run.config)
@@ -448,6 +462,8 @@ class Training:
         self.model.embedder.load_state_dict(tensors)
         before: Json = next((e["scores"] for e in self.run.events() if e["event"] == "test"), {})
         if self.plan.test_view == "auto" and self._choose_view(about):
+            if self.test is not None:  # features are of the view that was given
+                self.test = self.test._replace(store=pixel_store(self.test))
             before = self._before_in_view()
         with self.profile.part("evaluation"):
             embedded = None if self.test is None else self._embed_all(self.test, "test")

@@ -2,8 +2,8 @@
 
 import dataclasses
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import cast
 
@@ -14,7 +14,7 @@ from nearkin.data.images import Progress
 from nearkin.data.input_images import AnyImages, in_chunks
 from nearkin.data.pixels.decode import Storage
 from nearkin.data.pixels.open import ImageInputs, open_inputs
-from nearkin.data.pixels.stores import Store
+from nearkin.data.pixels.stores import FeatureStore, Store, first_view
 from nearkin.data.pixels.tiles import Pixels
 from nearkin.data.pixels.views import Normalise, centre, short_side_for
 from nearkin.errors import NearkinError
@@ -64,6 +64,18 @@ def autocast(device: torch.device, precision: str) -> AbstractContextManager[obj
     return torch.autocast(device.type, dtype=torch.bfloat16, enabled=precision == "bf16")
 
 
+@contextmanager
+def evaluating(net: nn.Module) -> Iterator[None]:
+    """Set eval mode within the context, and restore the mode of every module after it."""
+    modes = [(module, module.training) for module in net.modules()]
+    net.eval()
+    try:
+        yield
+    finally:
+        for module, mode in modes:
+            module.training = mode
+
+
 class Ensemble(nn.Module):
     """Several embedders as one: their embeddings side by side, projected into their space."""
 
@@ -96,16 +108,12 @@ def embed_store(
     """Embed the images of a store [N, D], or the rows in `index`, in eval mode; restore the modules' modes."""
     rows = torch.arange(len(store)) if index is None else index.cpu()
     device = next(embedder.parameters()).device
-    modes = [(m, m.training) for m in embedder.modules()]
-    embedder.eval()
     parts = []
-    with autocast(device, precision):
+    with evaluating(embedder), autocast(device, precision):
         for done, (_, pixels) in enumerate(store.read_batches(iter(torch.split(rows, batch)), read_ahead=2), start=1):
             parts.append(embedder(view(pixels)))
             if progress is not None:
                 progress(min(done * batch, len(rows)), len(rows))
-    for module, mode in modes:
-        module.training = mode
     return torch.cat(parts) if parts else torch.empty(0, embedder.dim, device=device)
 
 
@@ -178,9 +186,14 @@ class Model:
         )
         return self.embed_store(store)
 
-    def embed_store(self, store: Store, *, progress: Progress = None) -> Tensor:
-        """Embed [N, D] the images of a store."""
-        return embed_store(self.embedder, store, self.view, precision=self.plan.precision, progress=progress)
+    def embed_store(self, store: Store, *, index: Tensor | None = None, progress: Progress = None) -> Tensor:
+        """Embed [N, D] the images of a store, or the rows in `index`."""
+        view, precision = self.view_of(store), self.plan.precision
+        return embed_store(self.embedder, store, view, index=index, precision=precision, progress=progress)
+
+    def view_of(self, store: Store) -> View:
+        """Return the test view of what a store holds; features of a frozen trunk are of that view already."""
+        return first_view if isinstance(store, FeatureStore) else self.view
 
     def save(self, folder: str | Path) -> Path:
         """Write the model, perhaps changed by hand, as a run folder that every command takes; return its path."""

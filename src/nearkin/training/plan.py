@@ -5,7 +5,7 @@ The fields of `Plan` are the flags of `nearkin train`, the keywords of `nearkin.
 
 import dataclasses
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_type_hints
 
@@ -15,7 +15,7 @@ from nearkin import ranks
 from nearkin.data.datasets import dataset_names
 from nearkin.errors import NearkinError
 from nearkin.evaluation import DEFAULT_METRICS, parse_metric
-from nearkin.spec import fits, nearest, words
+from nearkin.spec import check_options, fits, look_up, nearest, parse, words
 
 HeadInit = Literal["kaiming", "glorot"]
 Schedule = Literal["step", "cosine", "plateau", "constant"]
@@ -47,6 +47,11 @@ class Plan:
     )
     weights: str = setting(
         "default", "Initial weights: default, none (random), or a file, such as model.safetensors of a run."
+    )
+    trunk: str = setting(
+        "train",
+        "What becomes of the trunk: train; or frozen, so that head and proxies train on its features of a few views of "
+        "every image, which are computed once; frozen(views=8).",
     )
     start: str = setting(
         "",
@@ -152,6 +157,13 @@ class Plan:
         return self.graph and self.device.startswith("cuda") and ranks.size() == 1
 
     @property
+    def frozen_views(self) -> int:
+        """The number of views of every training image whose features are computed if the trunk is frozen; else 0."""
+        call = parse(self.trunk)
+        entry = look_up(call.name, TRUNKS, what="trunk")
+        return entry(**check_options(call, entry))
+
+    @property
     def needs_held_out(self) -> bool:
         """Whether some training classes are held out; never with select=test."""
         needed = self.select == "validation" or self.patience > 0 or self.schedule == "plateau" or self.folds > 0
@@ -179,6 +191,20 @@ class Plan:
     def decay_epochs(self) -> tuple[int, ...]:
         """The epochs after which the learning rate steps; empty if it steps every few epochs."""
         return _numbers(self.decay_at)
+
+
+def _trained() -> int:
+    return 0
+
+
+def _frozen(*, views: int = 4) -> int:
+    if views < 1:
+        raise NearkinError(f"A frozen trunk needs at least one view of every image, not views={views}.")
+    return views
+
+
+TRUNKS: dict[str, Callable[..., int]] = {"train": _trained, "frozen": _frozen}
+"""What `trunk` may be; each returns the number of views whose features are kept."""
 
 
 def _numbers(text: str) -> tuple[int, ...]:
@@ -224,6 +250,7 @@ def make_plan(settings: Mapping[str, Any], defaults: Mapping[str, Any]) -> Plan:
         other = "select=test" if plan.select == "test" else "folds"
         raise NearkinError(f"test=none leaves no test images, which {other} needs: leave out one of them.")
     _check_folds(plan)
+    _check_trunk(plan)
     if plan.test_view == "auto" and (plan.test_size or plan.test_crop):
         raise NearkinError("test_view=auto chooses test_size and test_crop: leave out these, or test_view.")
     if plan.average and plan.average_from >= max(plan.epochs, 1):
@@ -259,6 +286,17 @@ def _check_folds(plan: Plan) -> None:
         raise NearkinError("The models of folds see the same test images: give test_size instead of test_view=auto.")
     if plan.folds and plan.select == "test":
         raise NearkinError("The held-out classes of a fold select its epoch: leave out select=test or folds.")
+
+
+def _check_trunk(plan: Plan) -> None:
+    if not plan.frozen_views:
+        return
+    if not plan.dim:
+        raise NearkinError("With a frozen trunk the head is what trains: leave out dim=0.")
+    if ranks.size() > 1:
+        raise NearkinError("With a frozen trunk one process trains the head: leave out torchrun, or trunk=frozen.")
+    if wrong := [name for name in ("compile", "drop_path") if getattr(plan, name)]:
+        raise NearkinError(f"A frozen trunk has nothing to do while the head trains: leave out {wrong[0]}.")
 
 
 def _check_epoch_lists(plan: Plan) -> None:

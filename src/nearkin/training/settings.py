@@ -23,6 +23,7 @@ class Settings(TypedDict, total=False):
     method: str
     backbone: str | nn.Module
     weights: str
+    trunk: str
     start: str
     dim: int
     pool: str

@@ -1,7 +1,8 @@
-"""Stores: the pixels of many images, returned in batches on the device.
+"""Stores: the pixels of many images, or what a network made of them, returned in batches on the device.
 
 `MemoryStore` holds images that were decoded once, in the device's memory or in the host's if that is too small.
 `StreamStore` decodes images that fit in no memory for every batch, in threads that read ahead; for a GPU, in processes.
+`FeatureStore` holds features of views of the images, which a network that does not learn computes only once.
 """
 
 import math
@@ -146,7 +147,33 @@ class StreamStore:
         return True
 
 
-Store = MemoryStore | StreamStore
+class FeatureStore:
+    """Features [N, views, width] of views of images, in place of their pixels; of images that are tested, one view."""
+
+    def __init__(self, features: Tensor, pixels: "PixelStore", *, device: torch.device) -> None:
+        self.features, self.pixels, self.device = features, pixels, device
+        self.size = pixels.size.to(features.device)
+
+    def __len__(self) -> int:
+        return len(self.features)
+
+    def __getitem__(self, index: Tensor) -> Pixels:
+        rows = index.to(self.features.device, non_blocking=True)
+        canvas = self.features[rows, :, None].to(self.device, non_blocking=True)  # one row per view
+        return Pixels(canvas, self.size[rows].to(self.device, non_blocking=True))
+
+    def read_batches(self, batches: Iterator[Tensor], read_ahead: int) -> Iterator[tuple[Tensor, Pixels]]:  # noqa: ARG002
+        """Each batch with its features; there is nothing to read ahead."""
+        return ((index, self[index]) for index in batches)
+
+
+PixelStore = MemoryStore | StreamStore
+Store = PixelStore | FeatureStore
+
+
+def first_view(features: Pixels) -> Tensor:
+    """Return the features [B, width] of the first view of a batch from a FeatureStore."""
+    return features.canvas[:, 0, 0]
 
 
 class _Batch(NamedTuple):

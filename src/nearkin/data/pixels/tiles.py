@@ -18,7 +18,7 @@ ROWS = 8  # canvas heights are a multiple of this, as matrix products in half pr
 class Pixels(NamedTuple):
     """A batch of images of different sizes."""
 
-    canvas: Tensor  # uint8 [B, C, H, W]; image b fills [:, :h, :w] of its canvas, zeros elsewhere
+    canvas: Tensor  # uint8 [B, C, H, W]; image b fills [:, :h, :w] of its canvas, zeros elsewhere; or features
     size: Tensor  # int64 [B, 2]: h, w
     sides: "Sides | None" = None  # of all images of the store; None: all are at the scale of the views
 

@@ -60,7 +60,7 @@ def short_side_for(size: int, *, share: float = 0.0) -> int:
     return round(size / share) if share else round(size * 256 / 224)
 
 
-def augment(text: str, *, size: int, short_side: int, normalise: Normalise, compiled: bool = False) -> Augment:
+def augment(text: str, *, size: int, short_side: int, normalise: Normalise, compiled: bool = False) -> "RandomView":
     """Build the augmentation of a spec such as `resized_crop(scale=(0.16, 1))`, for images seen at `short_side`.
 
     One that changes what another shows has that one inside: `erase(jitter(resized_crop))`; `jitter` alone changes
@@ -74,16 +74,27 @@ def augment(text: str, *, size: int, short_side: int, normalise: Normalise, comp
     def apply(pixels: Pixels, draws: Tensor, scaling: tuple[Tensor, Tensor]) -> Tensor:
         return finish(kind.apply(pixels, draws), scaling)
 
-    run = torch.compile(apply) if compiled else apply
+    return RandomView(kind.draws, torch.compile(apply) if compiled else apply, finish)
+
+
+class RandomView:
+    """An augmentation: `view(pixels, rng)`, or `view.at(pixels, draws)` with uniform draws [B, view.draws]."""
+
+    def __init__(
+        self, draws: int, apply: Callable[[Pixels, Tensor, tuple[Tensor, Tensor]], Tensor], finish: "_Finish"
+    ) -> None:
+        self.draws, self.apply, self.finish = draws, apply, finish
+
+    def __call__(self, pixels: Pixels, rng: Generator, count: int | None = None) -> Tensor:
+        """Show each image in a random way; `count`: of a batch of which these are this rank's rows."""
+        draws = torch.rand(count or len(pixels.size), self.draws, generator=rng, device=rng.device)
+        return self.at(pixels, draws if count is None else draws[ranks.share(count)])
 
     @torch.no_grad()
-    def view(pixels: Pixels, rng: Generator, count: int | None = None) -> Tensor:
+    def at(self, pixels: Pixels, draws: Tensor) -> Tensor:
+        """Show each image in the way that its draws say."""
         device = pixels.canvas.device
-        draws = torch.rand(count or len(pixels.size), kind.draws, generator=rng, device=rng.device)
-        draws = draws if count is None else draws[ranks.share(count)]
-        return run(pixels, draws.to(device, non_blocking=True), finish.scaling(device))
-
-    return view
+        return self.apply(pixels, draws.to(device, non_blocking=True), self.finish.scaling(device))
 
 
 def centre(size: int, normalise: Normalise, *, short_side: int | None = None) -> Callable[[Pixels], Tensor]:
