@@ -1,4 +1,4 @@
-"""PostgreSQL (a real server) and Qdrant (local mode, and a stand-in for a server) under kills, restarts and attacks."""
+"""PostgreSQL (a real server), Qdrant (local mode, a stand-in for a server), Lance under kills, restarts, attacks."""
 
 import os
 import signal
@@ -68,13 +68,14 @@ def stop(process: subprocess.Popen[str]) -> list[int]:
     return [int(line) for line in said if line.isdigit()]
 
 
-QUICK_KILLS = {"postgresql": 1, "qdrant": 0}  # each starts a process
+QUICK_KILLS = {"postgresql": 1, "qdrant": 0, "lance": 0}  # each starts a process
 
 
 @pytest.mark.parametrize("engine", [engine for engine, quick in QUICK_KILLS.items() if FULL or quick])
 def test_killed_writers(database, tmp_path, attack: Attack, engine):
-    """Kill a process that writes to PostgreSQL or to Qdrant's local mode, again and again"""
-    url = f"{database.url}&nearkin=killed" if engine == "postgresql" else f"qdrant://{tmp_path}/q/killed"
+    """Kill a process that writes to PostgreSQL, to Qdrant's local mode or to Lance, again and again"""
+    url = f"{database.url}&nearkin=killed" if engine == "postgresql" else f"{engine}://{tmp_path}/q/killed"
+    whole = engine != "qdrant"  # one transaction per add; the local mode of Qdrant commits each item
     create_index(url, dim=DIM, space="inner").close()
     first = 1
     for rng in attack.cases(QUICK_KILLS[engine], 30):
@@ -83,7 +84,7 @@ def test_killed_writers(database, tmp_path, attack: Attack, engine):
         told = stop(process)
         with open_index(url) as index:
             found = state(index)
-            if engine == "postgresql":  # one transaction per add; the local mode of Qdrant commits each item
+            if whole:
                 assert len(found) <= 1
                 assert len(index) in (0, COUNT)
             for number in told[-1:]:
@@ -91,7 +92,7 @@ def test_killed_writers(database, tmp_path, attack: Attack, engine):
             index.add(np.full((COUNT, DIM), first), paths=PATHS, labels=[str(first)] * COUNT)
             assert state(index) == {first}
         first = max([first, *told]) + 2
-        attack.saw("every add whole" if engine == "postgresql" else "every item whole, none lost")
+        attack.saw("every add whole" if whole else "every item whole, none lost")
 
 
 def test_two_writers(database, attack: Attack):

@@ -395,7 +395,7 @@ def test_gradients_are_clipped(tmp_path, limit):
 
 
 def test_training_needs_no_optional_package(tmp_path):
-    extras = "faiss fastapi uvicorn simplejpeg pillow_heif pyarrow pandas psycopg pgvector qdrant_client onnx"
+    extras = "faiss fastapi uvicorn simplejpeg pillow_heif pyarrow pandas psycopg pgvector qdrant_client lance onnx"
     extras += " onnxruntime tensorboard"
     program = (
         "from importlib.machinery import PathFinder\n"

@@ -21,7 +21,7 @@ from nearkin.training.plan import Plan
 
 RunArgument = Annotated[Path, typer.Argument(help="Folder of a run.")]
 RunsArgument = Annotated[list[Path], typer.Argument(help="Folders of finished runs.")]
-IndexArgument = Annotated[str, typer.Argument(help="An index: its folder, postgresql://… or qdrant://…")]
+IndexArgument = Annotated[str, typer.Argument(help="An index: its folder, postgresql://…, qdrant://… or lance://…")]
 DeviceOption = Annotated[str, typer.Option(help="Device to compute on: auto, cpu, cuda.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 TestDataOption = Annotated[

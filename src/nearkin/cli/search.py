@@ -74,11 +74,14 @@ def index(
     ] = None,
     kind: Annotated[
         Literal["exact", "hnsw", "ivfpq"] | None,
-        typer.Option(help="Search of a new index: exact, or approximate with faiss.", show_default="exact"),
+        typer.Option(help="Search of a new index: exact, or approximate.", show_default="exact"),
     ] = None,
     store: Annotated[
         str | None,
-        typer.Option(help="Store items in postgresql://… or qdrant://host:port/collection; --out keeps the address."),
+        typer.Option(
+            help="Store items in postgresql://…, qdrant://host:port/collection or lance:///folder; "
+            "--out keeps the address."
+        ),
     ] = None,
     prune: Annotated[bool, typer.Option("--prune", help="Remove items whose files no longer exist.")] = False,
     strict: StrictOption = False,

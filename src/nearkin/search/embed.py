@@ -204,8 +204,8 @@ def write_parquet(
 def import_pyarrow() -> tuple[Any, Any]:
     """The modules pyarrow and pyarrow.parquet, or a sentence on how to install them."""
     try:
-        import pyarrow  # type: ignore[import-untyped]
-        import pyarrow.parquet  # type: ignore[import-untyped]
+        import pyarrow
+        import pyarrow.parquet
     except ImportError:
         raise NearkinError(
             "A .parquet file needs pyarrow: pip install 'nearkin[search]', or choose an .npz file."

@@ -1,4 +1,4 @@
-"""The engine table; PostgreSQL (a real server) and Qdrant (local mode) against the index in a folder."""
+"""The engine table; PostgreSQL (a real server), Qdrant (local mode) and Lance against the index in a folder."""
 
 import sys
 import threading
@@ -23,18 +23,22 @@ from nearkin.space import Space
 
 pytest.importorskip("psycopg")
 pytest.importorskip("qdrant_client")
+pytest.importorskip("lance")
 
 DIM = 12
 COUNT = 45
 
 
-@pytest.fixture(params=["postgresql", "qdrant"])
-def place(request, tmp_path, database):
+@pytest.fixture(params=["postgresql", "qdrant", "lance"])
+def place(request, tmp_path):
     """A function that returns the URL of an index by its name."""
     if request.param == "qdrant":
         return lambda name: f"qdrant://{tmp_path}/qdrant/{name}"
+    if request.param == "lance":
+        return lambda name: f"lance://{tmp_path}/lance/{name}"
     tag = f"t{abs(hash(request.node.name)) % 10**9}"
-    return lambda name: f"{database.url}&nearkin={tag}_{name}"
+    url = request.getfixturevalue("database").url
+    return lambda name: f"{url}&nearkin={tag}_{name}"
 
 
 def made(count: int = COUNT, seed: int = 0):
@@ -147,8 +151,13 @@ def test_two_processes_keep_each_others_notes(place, tmp_path):
             assert (again.meta["threshold"], again.meta["effort"]) == ({"similarity": 0.5}, 128)
 
 
+def approximate(url):
+    return next(kind for kind in engine_of(url).kinds if kind != "exact")
+
+
 def test_approximate_store_measures_its_recall(place, tmp_path):
-    store, folder = both(place, tmp_path, kind="hnsw", count=120)
+    kind = approximate(place("one"))
+    store, folder = both(place, tmp_path, kind=kind, count=120 if kind == "hnsw" else 1200)
     store.build()
     assert store.meta["recall"]["value"] >= 0.95
     queries = made(30, seed=1)[0]
@@ -160,7 +169,7 @@ def test_approximate_store_measures_its_recall(place, tmp_path):
     store.close()
     again = open_index(place("one"))
     assert again.meta["recall"] == store.meta["recall"]
-    assert (again.kind, again.dim, again.space) == ("hnsw", DIM, "cosine")
+    assert (again.kind, again.dim, again.space) == (kind, DIM, "cosine")
     again.close()
 
 
@@ -181,8 +190,9 @@ def test_many_threads_can_search(place, tmp_path):
 def test_store_errors_are_sentences(place):
     with pytest.raises(NoIndex, match="no index"):
         open_index(place("none"))
-    with pytest.raises(NearkinError, match="cannot be ivfpq: choose exact or hnsw"):
-        create_index(place("x"), dim=DIM, space="cosine", kind="ivfpq")
+    (other,) = {*KINDS} - {*engine_of(place("x")).kinds}
+    with pytest.raises(NearkinError, match=f"cannot be {other}: choose exact or {approximate(place('x'))}"):
+        create_index(place("x"), dim=DIM, space="cosine", kind=other)
     create_index(place("one"), dim=DIM, space="cosine").close()
     with pytest.raises(NearkinError, match="already"):
         create_index(place("one"), dim=DIM, space="cosine")
@@ -219,8 +229,9 @@ def test_copy_into_a_store_and_back(place, tmp_path):
     folder = create_index(tmp_path / "folder", dim=DIM, space="euclidean")
     folder.add(x, paths=paths, labels=labels, ids=[f"id {n}" for n in range(COUNT)], stamps=["s"] * COUNT)
     folder.remember(threshold={"similarity": 0.5})
-    with folder.save(place("one"), kind="hnsw") as store:
-        assert store.kind == "hnsw"
+    kind = approximate(place("one"))
+    with folder.save(place("one"), kind=kind) as store:
+        assert store.kind == kind
         back = store.save(tmp_path / "back", kind="exact")
     assert sorted(zip(*back.items(), strict=True)) == sorted(zip(*folder.items(), strict=True))
     assert back.stamps() == folder.stamps()
@@ -245,8 +256,8 @@ def test_images_are_indexed_in_a_store_as_in_a_folder(place, tmp_path):
     same(*found)
     with pytest.raises(NearkinError, match="another model"):
         index_images(make_run(tmp_path / "other", seed=1), images, place("one"))
-    with pytest.raises(NearkinError, match="is exact, not hnsw"):
-        index_images(run, images, place("one"), kind="hnsw")
+    with pytest.raises(NearkinError, match="is exact, not"):
+        index_images(run, images, place("one"), kind=approximate(place("one")))
     open_index(place("one")).close()  # no connection was left open
 
 
@@ -372,6 +383,8 @@ def test_failed_add_changes_nothing(database):
         ("qdrant://host", "qdrant://host:port/collection"),
         ("qdrant://host:many/things", "qdrant://host:port/collection"),
         ("qdrant://", "qdrant://host:port/collection"),
+        ("lance://folder", "with an absolute path"),
+        ("lance:///", "with an absolute path"),
     ],
 )
 def test_unreachable_store_is_an_error(url, words):
@@ -402,7 +415,9 @@ def test_extras_are_declared():
     assert {engine.extra for engine in ENGINES.values() if engine.extra} <= set(declared["optional-dependencies"])
 
 
-@pytest.mark.parametrize(("url", "package"), [("postgresql:///db", "psycopg"), ("qdrant://h:1/c", "qdrant_client")])
+@pytest.mark.parametrize(
+    ("url", "package"), [("postgresql:///db", "psycopg"), ("qdrant://h:1/c", "qdrant_client"), ("lance:///x", "lance")]
+)
 def test_without_the_client_an_error_says_how_to_install_it(monkeypatch, url, package):
     engine = engine_of(url)
     monkeypatch.delitem(sys.modules, f"nearkin.search.index.{engine.module}", raising=False)

@@ -1,4 +1,4 @@
-"""An index of embeddings with one interface for all engines: a folder, PostgreSQL with pgvector, Qdrant."""
+"""An index of embeddings with one interface for all engines: a folder, PostgreSQL with pgvector, Qdrant, Lance."""
 
 from nearkin.search.index.base import Hit, Index, Item, create_index, open_index
 from nearkin.search.index.engines import ENGINES, KINDS, Kind

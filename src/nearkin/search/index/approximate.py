@@ -26,6 +26,8 @@ BUILD_EFFORT = 100  # candidates examined for a new node's neighbours
 REFINE = 16  # times k candidates of IVF-PQ are scored again, since their codes are coarse
 BLOCK = 2**16  # vectors added to a graph at once
 PROBES = 8  # HNSW effort that costs about as much as reading one inverted list
+FEW = 0.1  # fraction of items below which a filtered search is exact
+OUTGROWN = 4  # growth after which inverted lists are trained again
 
 
 class Graph(NamedTuple):
@@ -117,13 +119,17 @@ def _empty(faiss: Any, kind: Kind, rows: Rows, wanted: Ints, space: Space) -> An
         index.hnsw.efConstruction = BUILD_EFFORT
         return index
     lists = max(1, min(round(4 * count**0.5), count // 39))
-    codes = max(c for c in range(1, max(1, dim // 4) + 1) if dim % c == 0)
     coarse = faiss.IndexFlatL2(dim) if space.is_monotone_in_distance else faiss.IndexFlatIP(dim)
-    index = faiss.IndexIVFPQ(coarse, dim, lists, codes, 8, metric)
+    index = faiss.IndexIVFPQ(coarse, dim, lists, code_bytes(dim), 8, metric)
     index.cp.min_points_per_centroid = index.pq.cp.min_points_per_centroid = 1  # else faiss prints warnings
     sample = np.random.default_rng(0).permutation(count)[: max(100_000, 64 * lists)]
     index.train(rows.vectors.take(wanted[np.sort(sample)]))
     return index
+
+
+def code_bytes(dim: int) -> int:
+    """Bytes of the code of a vector in IVF-PQ: one for four dimensions, or for more if they cannot be cut so."""
+    return max(c for c in range(1, max(1, dim // 4) + 1) if dim % c == 0)
 
 
 def write_graph(folder: Path, generation: int, graph: Graph) -> Meta:

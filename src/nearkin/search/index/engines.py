@@ -70,12 +70,23 @@ ENGINES = {
         needs="qdrant-client",
         extra="qdrant",
     ),
+    "lance": Engine(
+        about="An index in a Lance table",
+        schemes=("lance",),
+        address="lance:///folder",
+        kinds=("exact", "ivfpq"),
+        module="lance",
+        class_name="LanceIndex",
+        needs="pylance",
+        extra="lance",
+    ),
 }
 
 
 def store_addresses() -> str:
-    """How a store is named, for help texts and errors: "postgresql://… or qdrant://…"."""
-    return " or ".join(engine.address for engine in ENGINES.values() if engine.schemes)
+    """How a store is named, for help texts and errors: "postgresql://…, qdrant://… or lance://…"."""
+    *most, last = (engine.address for engine in ENGINES.values() if engine.schemes)
+    return f"{', '.join(most)} or {last}"
 
 
 def engine_of(where: str | Path) -> Engine:

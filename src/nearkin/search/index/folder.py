@@ -8,15 +8,21 @@ import numpy as np
 
 from nearkin.errors import NearkinError
 from nearkin.files import write_lock
-from nearkin.search.index.approximate import MIN_ITEMS, Graph, import_faiss, make_graph, read_graph, write_graph
+from nearkin.search.index.approximate import (
+    FEW,
+    MIN_ITEMS,
+    OUTGROWN,
+    Graph,
+    import_faiss,
+    make_graph,
+    read_graph,
+    write_graph,
+)
 from nearkin.search.index.base import Batch, Floats, Hit, Index, Item, Items, Meta
 from nearkin.search.index.exact import Ints, rescore, search_exact
 from nearkin.search.index.manifest import Entry, Manifest, clean, read_manifest, write_manifest
 from nearkin.search.index.segment_files import Columns
 from nearkin.search.index.segments import GARBAGE, Rows, read_rows, write_rows
-
-FEW = 0.1  # fraction of items below which a filtered search is exact instead of through the graph
-OUTGROWN = 4  # growth after which inverted lists are trained again
 
 
 class FolderIndex(Index):
