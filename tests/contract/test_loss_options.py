@@ -8,12 +8,20 @@ from pytorch_metric_learning.losses import TripletMarginLoss
 from pytorch_metric_learning.miners import MultiSimilarityMiner, TripletMarginMiner
 
 from nearkin.errors import NearkinError
+from nearkin.methods.base import Step
 from nearkin.methods.catalogue import method
 from nearkin.methods.losses import LOSSES
 from nearkin.methods.relation import References, relate
 
 OVER_PROXIES = {"proxy_anchor", "mpa"}
 SAMPLED = [spec for spec in DETERMINISTIC_SPECS if spec.split("(")[0] not in OVER_PROXIES]
+STRATEGIES_OVER_SAMPLES = [
+    "xbm(start=0, size=20)",
+    "xbm(triplet, start=0, size=20, weight=0.5, reading=code)",
+    "proxy(contrastive(negative=1), per_class=2, pair_weight=0.5)",
+    "proxy_isa(proxy_nca(scale=4), steps_per_epoch=1, size=7, hardness=0.9)",
+    "proxy_isa(mpa_dw(per_class=1), steps_per_epoch=1, size=7)",
+]
 
 
 def gradient(loss, x):
@@ -26,10 +34,12 @@ def even():
     return x.requires_grad_(), torch.arange(8) // 2
 
 
-@pytest.mark.parametrize("spec", SAMPLED)
+@pytest.mark.parametrize("spec", SAMPLED + STRATEGIES_OVER_SAMPLES)
 def test_reductions_and_weights(spec):
     m = build(spec).double()
     x, y = batch(9)
+    if spec in STRATEGIES_OVER_SAMPLES:  # something to remember
+        m.after_step(Step(*batch(9, seed=5)))
     x.requires_grad_()
     loss, each = m(x, y), m(x, y, reduction="none")
     assert each.shape == (9,)
@@ -182,7 +192,11 @@ def test_a_miner_that_finds_nothing():
         ("contrastive", {"indices": (*[torch.ones(2).long()] * 2, torch.ones(3).long())}, "^indices of one pair have"),
         ("proxy_nca", {"indices": (torch.ones(2).long(),) * 3}, "^proxy_nca compares samples with its proxies"),
         ("proxy_nca", {"references": (torch.ones(2, 4), torch.ones(2).long())}, "^proxy_nca compares samples with its"),
-        ("xbm", {"indices": (torch.ones(2).long(),) * 3}, "^A strategy chooses its own pairs: remove the miner"),
+        ("xbm", {"indices": (torch.ones(2).long(),) * 3}, "^A strategy chooses its own references and pairs: leave"),
+        ("xbm", {"references": (torch.ones(2, 4), torch.ones(2).long())}, "^A strategy chooses its own references"),
+        ("profs", {"reduction": "none"}, "^The loss of profs is not a mean over the samples of a batch: leave out"),
+        ("vcpa", {"sample_weights": torch.ones(8)}, "^The loss of vcpa is not a mean over the samples"),
+        ("proxy_isa", {"reduction": "sum"}, "^This loss is a mean over proxies, not over samples"),
     ],
 )
 def test_errors(spec, options, match):

@@ -47,6 +47,8 @@ class Method(PreciseModule):
 
     space: Space = Space.COSINE
     images_per_class: int = 0  # images of each class in a batch; 0: batches are random
+    has_sample_losses: bool = False  # its loss is a mean over samples, which can be weighted
+    lists_triplets: bool = False  # triplets from a miner are rows of their own; else they count as pairs
     reads_state: bool = False  # `batches` reads the method's state (mining), so nothing may be read ahead
     plain_rows: slice | None = None  # rows of a batch whose images are shown without augmentation
     compiled: bool = False  # the run compiles its network, so a method may compile its own inner steps, too
@@ -176,16 +178,56 @@ class Method(PreciseModule):
         *,
         images: Tensor | None = None,
         index: Tensor | None = None,
+        references: References | tuple[Tensor, Tensor] | None = None,
+        reduction: Reduction = "mean",
+        sample_weights: Tensor | None = None,
+        class_weights: Tensor | None = None,
     ) -> Tensor:
         """The loss of embeddings [B, D] and labels [B], for a loop of your own.
 
         `images`, the network's input, and `index`, rows of the training set, are for strategies that ask for them.
-        `indices` are pairs or triplets from a miner, which a strategy does not take; see `Loss.forward`.
+        `references`: other vectors [R, D] and their labels [R] that a pair loss compares the batch with.
+        `indices`: the only pairs that count, as the miners of pytorch-metric-learning return them: anchors, positives,
+        negatives; or anchors, positives, anchors, negatives. Positives and negatives are rows of the references.
+        `reduction`: mean, mean_nonzero, sum or none, over losses per sample whose mean is the published loss.
+        `sample_weights` [B] and `class_weights` [C] multiply the losses per sample.
         """
-        if indices is not None:
-            raise NearkinError("A strategy chooses its own pairs: remove the miner, or use a loss on pairs alone.")
         check_batch(x, y, classes=self.known_classes, dim=self.known_dim, space=self.space)
-        return self._watched(Step(x, y, images=images, index=index))
+        check_reduction(reduction)
+        weights = weights_of_samples(y, sample_weights, class_weights)
+        by_sample = reduction != "mean" or weights is not None
+        if by_sample and not self.has_sample_losses:
+            raise NearkinError(
+                f"The loss of {self.spec.name or 'this strategy'} is not a mean over the samples of a batch: leave out "
+                "reduction, sample_weights and class_weights."
+            )
+        others = self.others(x, references, indices)
+        if weights is not None and indices is not None and self.lists_triplets and len(indices) == 3:
+            weights = weights[indices[0].long()]
+
+        def loss_of(step: Step) -> Tensor:
+            found = self.loss(step) if others is None else others(step)
+            return reduce(found, reduction, weights) if by_sample else found
+
+        return self._watched(Step(x, y, images=images, index=index, by_sample=by_sample), loss_of)
+
+    def others(
+        self,
+        x: Tensor,  # noqa: ARG002
+        references: References | tuple[Tensor, Tensor] | None,
+        indices: Sequence[Tensor] | None,
+    ) -> Callable[[Step], Tensor] | None:
+        """The loss against other references, or of other pairs, than those of the method; None if neither is given."""
+        if references is not None or indices is not None:
+            raise NearkinError(
+                "A strategy chooses its own references and pairs: leave out references and indices (a miner), or use a "
+                "loss on pairs alone."
+            )
+        return None
+
+    def relation(self, step: Step, references: References) -> Relation:
+        """The batch compared with the references."""
+        return relate(step.x, step.y, references, self.space)._replace(by_sample=step.by_sample)
 
     def _check_device(self, x: Tensor) -> None:
         own = next(itertools.chain(self.parameters(), self.buffers()), x)
@@ -204,10 +246,9 @@ class Method(PreciseModule):
         """The batches of one optimiser step as one batch."""
         return join(steps)
 
-    def _watched(self, step: Step, loss_of: Callable[[Step], Tensor] | None = None) -> Tensor:
+    def _watched(self, step: Step, loss_of: Callable[[Step], Tensor]) -> Tensor:
         """The loss of a step, for which `catch_up` calls `after_step`."""
         self._check_device(step.x)
-        loss_of = loss_of or self.loss
         if not torch.compiler.is_compiling():
             self._ask(step)
         if not (self.updates_state or any(isinstance(m, Proxies) and m.samples for m in self.modules())):
@@ -258,9 +299,9 @@ class Loss(Method):
     """An objective against references: its proxies if it has any, else the batch itself."""
 
     proxies: Proxies | None
+    has_sample_losses = True
     later_options: tuple[str, ...] = ("sample_rate",)
     one_per_class: bool = False  # expects one reference per class, as in a softmax over classes
-    lists_triplets: bool = False  # triplets from a miner are rows of their own; else they count as pairs
 
     def __init__(self) -> None:
         super().__init__()
@@ -275,54 +316,27 @@ class Loss(Method):
         raise NotImplementedError
 
     def loss(self, step: Step) -> Tensor:
-        return self.objective(relate(step.x, step.y, self.references(step.x, step.y), self.space))
+        return self.objective(self.relation(step, self.references(step.x, step.y)))
 
-    def forward(
-        self,
-        x: Tensor,
-        y: Tensor,
-        indices: Sequence[Tensor] | None = None,
-        *,
-        images: Tensor | None = None,
-        index: Tensor | None = None,
-        references: References | tuple[Tensor, Tensor] | None = None,
-        reduction: Reduction = "mean",
-        sample_weights: Tensor | None = None,
-        class_weights: Tensor | None = None,
-    ) -> Tensor:
-        """The loss of embeddings [B, D] and labels [B], for a loop of your own.
-
-        `references`: other vectors [R, D] and their labels [R] that a pair loss compares the batch with.
-        `indices`: the only pairs that count, as the miners of pytorch-metric-learning return them: anchors, positives,
-        negatives; or anchors, positives, anchors, negatives. Positives and negatives are rows of the references.
-        `reduction`: mean, mean_nonzero, sum or none, over losses per sample whose mean is the published loss.
-        `sample_weights` [B] and `class_weights` [C] multiply the losses per sample.
-        """
-        options = (references, indices, sample_weights, class_weights)
-        check_batch(x, y, classes=self.known_classes, dim=self.known_dim, space=self.space)
-        if reduction == "mean" and all(option is None for option in options):
-            return self._watched(Step(x, y, images=images, index=index))
-        check_reduction(reduction)
-        if self.proxies is not None and (references is not None or indices is not None):
+    def others(
+        self, x: Tensor, references: References | tuple[Tensor, Tensor] | None, indices: Sequence[Tensor] | None
+    ) -> Callable[[Step], Tensor] | None:
+        if references is None and indices is None:
+            return None
+        if self.proxies is not None:
             raise NearkinError(
                 f"{self.spec.name or 'This loss'} compares samples with its proxies: references and indices (a miner) "
                 "are for losses on pairs."
             )
-        weights = weights_of_samples(y, sample_weights, class_weights)
+        given = None if references is None else check_references(references, x)
 
         def loss_of(step: Step) -> Tensor:
-            others = self.references(step.x, step.y) if references is None else check_references(references, step.x)
-            r = relate(step.x, step.y, others, self.space)
-            by_row = weights
+            r = self.relation(step, self.references(step.x, step.y) if given is None else given)
             if indices is not None:
                 r = with_triplets(r, indices) if self.lists_triplets else with_pairs(r, indices)
-                if weights is not None and self.lists_triplets and len(indices) == 3:
-                    by_row = weights[indices[0].long()]
-            if reduction == "mean" and by_row is None:
-                return self.objective(r)
-            return reduce(self.objective(r._replace(by_sample=True)), reduction, by_row)
+            return self.objective(r)
 
-        return self._watched(Step(x, y, images=images, index=index), loss_of)
+        return loss_of
 
     def at_check(self, model: nn.Module, embed: Embed, labels: Tensor, score: float | None = None) -> None:
         super().at_check(model, embed, labels, score)

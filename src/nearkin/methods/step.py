@@ -21,6 +21,7 @@ class Step:
     index: Tensor | None = None  # [B] rows of the training set
     rng: torch.Generator | None = None
     notes: tuple[Tensor, ...] = ()  # what `loss` left for `after_step`
+    by_sample: bool = False  # losses of samples are wanted, [B], and not their mean
 
     def __post_init__(self) -> None:
         # Narrow integers have no −1 for empty slots (uint8) or cannot index; int64 stays the same tensor.

@@ -33,7 +33,6 @@ from torch import Tensor, nn
 from nearkin.errors import NearkinError
 from nearkin.methods.base import Embed, Loss, Step, Strategy
 from nearkin.methods.proxies import DRAW, Proxies
-from nearkin.methods.relation import relate
 from nearkin.methods.strategies.ccp import first_pick
 from nearkin.methods.strategies.inner_loss import require_pairs
 
@@ -45,6 +44,7 @@ class Proxy(Strategy):
 
     natural_inner = "contrastive(form=c2, negative=0.3841)"
     later_options = ("sample_rate",)
+    has_sample_losses = True
     drawn: Tensor
 
     def __init__(
@@ -78,7 +78,7 @@ class Proxy(Strategy):
         return super().lacks(step) or data
 
     def loss(self, step: Step) -> Tensor:
-        loss = self.inner.objective(relate(step.x, step.y, self.proxies.references(step.y), self.space))
+        loss = self.inner.objective(self.relation(step, self.proxies.references(step.y)))
         return loss + self.pair_weight * self.inner.loss(step) if self.pair_weight else loss
 
     @torch.no_grad()

@@ -77,7 +77,7 @@ from nearkin.errors import NearkinError, above_zero, zero_or_more
 from nearkin.methods.base import Embed, Loss, Step, Strategy
 from nearkin.methods.losses.proxy_anchor import ProxyAnchor
 from nearkin.methods.memory import Memory
-from nearkin.methods.relation import EMPTY, Relation, at_own_classes, count, mean_where, relate, total
+from nearkin.methods.relation import EMPTY, Relation, at_own_classes, count, mean_where, total
 from nearkin.methods.strategies.inner_loss import inner_proxies, require_proxies
 from nearkin.space import Space
 
@@ -171,6 +171,7 @@ class ProxyISA(Strategy):
 
     natural_inner = "proxy_anchor"
     later_options = ("reading",)
+    has_sample_losses = True
     proxies = inner_proxies
     steps: Tensor
     seen: Tensor  # [C] n
@@ -241,7 +242,7 @@ class ProxyISA(Strategy):
         self.checks = torch.cat([self.checks, self.steps[None]])
 
     def loss(self, step: Step) -> Tensor:
-        r = relate(step.x, step.y, self.inner.references(step.x, step.y), self.space)
+        r = self.relation(step, self.inner.references(step.x, step.y))
         with torch.no_grad():
             weights, outliers = self._weigh(r)
         if self.training:

@@ -33,7 +33,6 @@ from torch import Tensor
 
 from nearkin.methods.base import Loss, Step, Strategy
 from nearkin.methods.memory import Memory
-from nearkin.methods.relation import relate
 from nearkin.methods.strategies.inner_loss import require_pairs
 
 
@@ -42,6 +41,7 @@ class XBM(Strategy):
 
     natural_inner = "contrastive(form=c1)"
     later_options = ("reading",)
+    has_sample_losses = True
     steps: Tensor
 
     def __init__(
@@ -64,8 +64,7 @@ class XBM(Strategy):
         memory = self.memory.references()
         if self.batch_first:
             memory = self.memory.with_batch(step.x.detach(), step.y, keep=self._started(step))
-        remembered = relate(step.x, step.y, memory, self.space)
-        return self.inner.loss(step) + self.weight * self.inner.objective(remembered)
+        return self.inner.loss(step) + self.weight * self.inner.objective(self.relation(step, memory))
 
     def after_step(self, step: Step) -> None:
         super().after_step(step)
