@@ -47,7 +47,7 @@ from nearkin.training.images import embed_images, measure, open_images, plan_dat
 from nearkin.training.launch import train_model
 from nearkin.training.model import load
 from nearkin.training.plan import Plan, make_plan
-from nearkin.training.recipes import recipe_settings
+from nearkin.training.recipes import recipes
 from nearkin.training.run_folder import RunFolder
 
 SIDE = 448
@@ -136,7 +136,7 @@ class Trials:
         """The plan of some changes, with the epochs of the recipe."""
         given = self.given
         base = {"backbone": "lite0", "metrics": METRICS, "device": given.device, "data": given.data, "size": size}
-        chosen = {**recipe_settings("paper"), **base, **settings, **more, **given.set}
+        chosen = {**recipes()["paper"].settings, **base, **settings, **more, **given.set}
         plan = make_plan(chosen, backbone_settings(chosen["backbone"]))
         return dataclasses.replace(plan, stored=SIDE / size)
 

@@ -47,6 +47,10 @@ def test_an_id_is_what_decides_the_outcome():
 
 
 def test_a_new_setting_changes_no_older_id():
+    ids = {
+        name: run_id(describe({"backbone": name, "method": "proxy_anchor"}, data="x")) for name in ("lite0", "conv4")
+    }
+    assert ids == {"lite0": "09acd086d8e5", "conv4": "52cdd40a01b8"}
     assert run_id({"seed": 1, "rate": 0.0, "kind": "", "flag": False}) == run_id({"seed": 1})
     assert run_id({"seed": 1, "rate": 0.5}) != run_id({"seed": 1}) != run_id({"seed": 0})
 

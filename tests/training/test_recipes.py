@@ -9,8 +9,9 @@ import nearkin as nk
 from nearkin.cli import app
 from nearkin.files import read_json
 from nearkin.methods.catalogue import method
+from nearkin.networks.backbones import backbone_settings
 from nearkin.training.plan import Plan, make_plan
-from nearkin.training.recipes import FOLDER, recipe_settings, recipes
+from nearkin.training.recipes import FOLDER, TIMES_OF, recipes
 
 TINY = {"data": "glyphs(classes=12, samples=4)", "batch": 8, "dim": 4, "epochs": 0, "device": "cpu"}
 
@@ -21,12 +22,15 @@ def test_a_recipe_has_evidence_and_settings_that_a_plan_takes(name):
     assert recipe.title
     assert recipe.source
     assert recipe.evidence
-    make_plan({**recipe.settings, "device": "cpu"}, {})
+    assert recipe.times.keys() <= TIMES_OF.keys()
+    for backbone in ("conv4", "lite0"):
+        plan = make_plan({"recipe": name, "device": "cpu"}, {"backbone": backbone, **backbone_settings(backbone)})
+        assert {key: getattr(plan, key) for key in recipe.settings} == recipe.settings
     assert (FOLDER / f"{name}.toml").exists()
 
 
 def test_the_paper_is_what_a_plan_without_settings_is():
-    settings, plan = recipe_settings("paper"), dataclasses.asdict(Plan())
+    settings, plan = dict(recipes()["paper"].settings), dataclasses.asdict(Plan())
     specs = [str(method(spec, classes=2, dim=2).spec) for spec in (settings.pop("method"), plan["method"])]
     assert specs[0] == specs[1]
     assert settings.pop("images_per_class") == method("proxy_anchor", classes=2, dim=2).images_per_class
@@ -50,6 +54,38 @@ def test_a_wrong_recipe_is_refused_and_a_resumed_run_takes_none(tmp_path):
     with pytest.raises(nk.NearkinError, match="leave out recipe"):
         nk.train(resume=True, recipe="paper", out=tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+def test_multiples_follow_the_network_and_what_the_user_sets(tmp_path, monkeypatch):
+    text = """
+title = "t"
+source = "s"
+evidence = "e"
+[settings]
+schedule = "constant"
+average = 1.0
+[times]
+size = 1.3
+test_size = 1.15
+lr = 2.0
+head_lr = 10.0
+average_from = 0.5
+"""
+    (tmp_path / "made.toml").write_text(text, encoding="utf-8")
+    monkeypatch.setattr("nearkin.training.recipes.FOLDER", tmp_path)
+
+    def found(backbone, **more):
+        defaults = {"backbone": backbone, **backbone_settings(backbone)}
+        plan = make_plan({"recipe": "made", "device": "cpu", **more}, defaults)
+        return plan.size, plan.test_size, plan.lr, plan.head_lr, plan.average_from
+
+    assert found("lite0") == (288, 320, 2e-4, pytest.approx(2e-3), 30)
+    assert found("conv4") == (40, 48, 6e-3, pytest.approx(6e-2), 20)
+    assert found("lite0", size=224, lr=0.1, epochs=10) == (224, 256, 0.1, pytest.approx(1.0), 5)
+    assert found("lite0", test_size=300, head_lr=0.3)[1::2] == (300, 0.3)
+    assert found("lite0", test_view="auto")[1] == 0
+    again = dataclasses.asdict(make_plan({"recipe": "made", "device": "cpu"}, {}))
+    assert dataclasses.asdict(make_plan(again, {})) == again
 
 
 def test_recipes_are_listed_with_their_evidence():

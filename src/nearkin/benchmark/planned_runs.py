@@ -115,6 +115,7 @@ def describe(settings: Mapping[str, Any], *, data: str) -> Json:
     built = method(plan.method, classes=2, dim=2, space=plan.space or None)
     default_size = BACKBONES[plan.backbone].size if plan.backbone in BACKBONES else 0
     resolved = dataclasses.asdict(plan) | {
+        "recipe": "",  # its settings are there
         "data": data,
         "method": _spec(built.spec),
         "space": str(built.space.value),
@@ -123,6 +124,7 @@ def describe(settings: Mapping[str, Any], *, data: str) -> Json:
         "images_per_class": built.images_per_class if plan.images_per_class < 0 else plan.images_per_class,
         "head_lr": plan.head_lr or plan.lr,
         "head_init": "" if plan.head_init == Plan.head_init or not plan.dim else plan.head_init,
+        "trunk": f"frozen(views={plan.frozen_views})" if plan.frozen_views else "",
         "test_view": "" if plan.test_view == Plan.test_view else plan.test_view,
         "test": "" if plan.test == Plan.test else plan.test,
         "start": content_digest(RunFolder(plan.start).model) if plan.start else "",

@@ -48,9 +48,6 @@ def train(
     ] = False,
     strict: StrictOption = False,
     config: ConfigOption = None,
-    recipe: Annotated[
-        str | None, typer.Option(help="A named set of settings, to which --config and flags are preferred.")
-    ] = None,
     **settings: Any,
 ) -> None:
     """Train a model and measure it on the test classes of its data; without options, on the embedded glyphs."""
@@ -63,9 +60,7 @@ def train(
     tested: list[Embedded] = []
     chosen = changed_settings(settings)
     with resumable("train"):
-        run = run_training(
-            out=out, resume=resume, reporter=reporter, after_test=tested.append, config=config, recipe=recipe, **chosen
-        )
+        run = run_training(out=out, resume=resume, reporter=reporter, after_test=tested.append, config=config, **chosen)
     if not ranks.is_first():
         return
     _show_result(run)

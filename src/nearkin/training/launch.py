@@ -40,7 +40,6 @@ from nearkin.training.moved_data import find_data
 from nearkin.training.optimiser import make_optimiser, parameter_groups, set_training
 from nearkin.training.plan import Plan, make_plan, resolve_device
 from nearkin.training.random_streams import drawing_from, stream_seed
-from nearkin.training.recipes import recipe_settings
 from nearkin.training.run_config import write_config
 from nearkin.training.run_folder import RunFolder
 from nearkin.training.run_profile import Profile
@@ -70,7 +69,6 @@ def train(
     log: Log | None = None,
     strict: bool = False,
     config: str | Path | None = None,
-    recipe: str | None = None,
     **settings: Unpack[Settings],
 ) -> RunFolder:
     """Train a model into a run folder and measure it on the test classes. Settings are the fields of `Plan`.
@@ -79,7 +77,6 @@ def train(
     or if there are no test images. `log(values, step)` receives losses and scores during training, after a resume first
     the earlier ones. `strict` refuses images that cannot be used, which are otherwise left out and counted. `config` is
     a TOML file of settings, such as the settings.toml of a run; settings given here are preferred to those in it.
-    `recipe` is the name of a set of settings (`nearkin recipes`), to which all others are preferred.
     `data` may also be a list of (image, label) or a torch Dataset of such, or a pair (train, test) of these, and
     `backbone` a module. `reporter` shows progress; by default there is some in notebooks only. Within
     `keep_images_open()` trainings on the same images read them once. In a process group, or started by torchrun, the
@@ -91,10 +88,6 @@ def train(
         if resume:
             raise NearkinError("A resumed run has its own settings: leave out config.")
         given = {**read_settings(config), **given}
-    if recipe is not None:
-        if resume:
-            raise NearkinError("A resumed run has its own settings: leave out recipe.")
-        given = {**recipe_settings(recipe), **given}
     reporter = (reporter or notebook_reporter()) if ranks.is_first() else Reporter()
     reporter.strict = reporter.strict or strict
     with open_run(out, resume=resume, settings=given, reporter=reporter) as (run, plan, data):

@@ -16,6 +16,7 @@ from nearkin.data.datasets import dataset_names
 from nearkin.errors import NearkinError
 from nearkin.evaluation import DEFAULT_METRICS, parse_metric
 from nearkin.spec import check_options, fits, look_up, nearest, parse, words
+from nearkin.training.recipes import recipe_settings
 
 HeadInit = Literal["kaiming", "glorot"]
 Schedule = Literal["step", "cosine", "plateau", "constant"]
@@ -36,6 +37,9 @@ def setting(default: Any, help_text: str, *, shown: str = "", flag: str = "") ->
 class Plan:
     """All settings of a run. Defaults are those published for Proxy-Anchor; a backbone may have others."""
 
+    recipe: str = setting(
+        "", "A named set of settings (see nearkin recipes), to which --config and flags are preferred."
+    )
     data: str = setting("glyphs", f"What to train and test on: {dataset_names()}.")
     method: str = setting(
         "proxy_anchor", "Loss or strategy, such as 'xbm(contrastive, size=1024)'; see nearkin methods."
@@ -234,14 +238,18 @@ RANGES: dict[str, tuple[float, float]] = {
 
 
 def make_plan(settings: Mapping[str, Any], defaults: Mapping[str, Any]) -> Plan:
-    """Return the checked plan: settings first, then the defaults of the backbone, then those of `Plan`."""
+    """Return the checked plan: settings first, then its recipe, the defaults of the backbone, and those of `Plan`."""
     check_names(settings)
     hints = get_type_hints(Plan)
     for name, value in settings.items():
         if name != "metrics" and not fits(value, hints[name]):
             raise NearkinError(f"The setting {name} must be {words(hints[name])}, not {value!r}.")
     of_folds = {"select": "validation"} if settings.get("folds") else {}
-    plan = Plan(**{**of_folds, **defaults, **settings})
+    usual = {**of_folds, **defaults}
+    if settings.get("recipe"):
+        own = {field.name: field.default for field in dataclasses.fields(Plan)}
+        usual |= recipe_settings(settings["recipe"], given=settings, usual={**own, **usual})
+    plan = Plan(**{**usual, **settings})
     for name, (least, most) in RANGES.items():
         if not least <= getattr(plan, name) <= most:  # NaN is neither
             limit = f"at least {least:g}" if most >= 1e30 else f"from {least:g} to {most:g}"

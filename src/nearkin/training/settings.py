@@ -19,6 +19,7 @@ F = TypeVar("F", bound=Callable[..., object])
 class Settings(TypedDict, total=False):
     """Settings of a run; those left out have the defaults of the data, of the backbone, or of `Plan`."""
 
+    recipe: str
     data: str | Items | tuple[Items, Items]
     method: str
     backbone: str | nn.Module

@@ -15,7 +15,7 @@ from nearkin import ranks
 from nearkin.console import Reporter
 from nearkin.data.images import Dataset, counted
 from nearkin.data.pixels.stores import Store
-from nearkin.data.pixels.views import short_side_for
+from nearkin.data.pixels.views import round_side, short_side_for
 from nearkin.errors import NearkinError
 from nearkin.files import Json, read_json
 from nearkin.methods.catalogue import method
@@ -62,11 +62,8 @@ def candidate_views(size: int, store: Store, trunk: Trunk) -> list[SquareView]:
 
 
 def _sizes(size: int) -> list[int]:
-    """The training size and larger ones, as multiples of a power of two like the strides of networks."""
-    step = math.gcd(size, 32)
-    while step > max(size // 7, 1):
-        step //= 2
-    return list(dict.fromkeys(round(size * (7 + more) / 7 / step) * step for more in range(LARGER)))
+    """The training size and larger ones."""
+    return list(dict.fromkeys(round_side(size, (7 + more) / 7) for more in range(LARGER)))
 
 
 def _takes(trunk: Trunk, size: int) -> bool:

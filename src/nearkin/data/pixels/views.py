@@ -60,6 +60,14 @@ def short_side_for(size: int, *, share: float = 0.0) -> int:
     return round(size / share) if share else round(size * 256 / 224)
 
 
+def round_side(size: int, factor: float) -> int:
+    """Return a multiple of a size, rounded to a multiple of a power of two like the strides of networks."""
+    step = math.gcd(size, 32)
+    while step > max(size // 7, 1):
+        step //= 2
+    return round(size * factor / step) * step
+
+
 def augment(text: str, *, size: int, short_side: int, normalise: Normalise, compiled: bool = False) -> "RandomView":
     """Build the augmentation of a spec such as `resized_crop(scale=(0.16, 1))`, for images seen at `short_side`.
 
