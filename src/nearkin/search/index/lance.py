@@ -34,6 +34,7 @@ NAMES = 1000  # ids per condition
 BLOCK = 2**13  # rows read at once
 TIDY_EVERY = 32  # files of items, after which small ones are merged
 FILE = 2**16  # rows: files of this size are never merged
+SAMPLE = 256  # vectors per inverted list that Lance trains on
 FAN = 16  # parts of an index, after which they become one
 ERRORS = (OSError, RuntimeError, ValueError)  # what Lance raises
 RETRIES = 100  # of a commit that meets another
@@ -132,7 +133,7 @@ class LanceIndex(Index):
                 "IVF_PQ",
                 name=VECTORS,
                 metric=self._metric,
-                num_partitions=max(1, min(round(count**0.5), count // 39)),
+                num_partitions=max(1, min(round(count**0.5), count // SAMPLE)),
                 num_sub_vectors=code_bytes(self.dim),
                 replace=True,
             )
