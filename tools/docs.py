@@ -19,6 +19,7 @@ from nearkin.spec import Call, resolve_options
 from tools.gradients import draw
 from tools.pml_table import pml_table
 from tools.reliability import torture_table
+from tools.scale import scale_page
 from tools.speed import cpu_speed, first_result, gpu_speed
 
 DEMO = Path("benchmarks/results/demo.json")
@@ -135,6 +136,8 @@ def main(root: Path) -> None:
     reliability.write_text(fill(reliability.read_text(), "torture", torture_table(root)))
     runs = root / "docs" / "runs.md"
     runs.write_text(runs_page(runs.read_text(), root))
+    scale = root / "docs" / "scale.md"
+    scale.write_text(scale_page(scale.read_text(), root, fill))
     for name in LOSSES:
         draw(name, root / PICTURES / f"{name}.png")
 
