@@ -7,10 +7,12 @@ import numpy as np
 import pytest
 import torch
 from evaluation import naive
+from scipy import sparse
 from torch import Tensor
 
 from nearkin.errors import NearkinError
 from nearkin.evaluation import Protocol, by_class, counting, evaluate, evaluate_under
+from nearkin.evaluation import labels as labels_module
 from nearkin.evaluation import positive_ranks as ranks_module
 from nearkin.evaluation.labels import read_labels
 
@@ -209,3 +211,18 @@ def test_the_reciprocal_rank_is_of_the_whole_ranking() -> None:
     values = evaluate(x, y, metrics=("MRR", "MRR@49", "MRR@50"), per_query=True)
     assert [float(value[0]) for value in values.values()] == [2.0, 0.0, 2.0]
     assert not math.isnan(values["MRR"].sum())
+
+
+def test_a_dense_product_finds_the_same_items_as_a_sparse_one(monkeypatch):
+    rng = np.random.default_rng(0)
+    queries, gallery = (labels_module.LabelSets(rng.random((n, 6)) < 0.3) for n in (30, 40))
+    found = []
+    for cost, kind in ((0, sparse.csr_matrix), (10**9, np.ndarray)):
+        monkeypatch.setattr(labels_module, "SPARSE_COST", cost)
+        transposed = gallery.transposed(queries)
+        assert isinstance(transposed, kind)
+        columns, counts = queries.sharing(transposed, torch.arange(5, 25))
+        items = [set(row[kept].tolist()) for row, kept in zip(columns, counts, strict=True)]
+        found.append((items, queries.count_sharing(gallery).tolist()))
+    assert found[0] == found[1]
+    assert [len(items) for items in found[0][0]] == found[0][1][5:25]

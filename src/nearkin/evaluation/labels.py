@@ -22,6 +22,10 @@ Labels: TypeAlias = (
 """[N] integers or strings; or, for several labels per item, a set for each, or ones in a matrix [N, L] of zeros."""
 
 
+SPARSE_COST = 600
+"""A pair of items in a sparse product of label sets takes as long as so many multiplications in a dense one."""
+
+
 class LabelSets:
     """Several labels per item: which of L labels each of N items has, as a sparse matrix of booleans."""
 
@@ -43,8 +47,12 @@ class LabelSets:
         items, labels = self.matrix.nonzero()
         return torch.from_numpy(items.astype(np.int64)), torch.from_numpy(labels.astype(np.int64))
 
-    def transposed(self) -> Any:
-        """The matrix [L, N], for `sharing`."""
+    def transposed(self, queries: "LabelSets") -> Any:
+        """The matrix [L, N], for `sharing` with those queries: sparse, or dense where that product is faster."""
+        labels = self.matrix.shape[1]
+        pairs = queries.matrix.sum(0) @ self.matrix.sum(0).T  # how many pairs share a label, over all labels
+        if int(pairs.item()) * SPARSE_COST > len(queries) * len(self) * labels and len(self) * labels < 2**25:
+            return self.matrix.T.astype(np.float32).toarray()
         return self.matrix.T.tocsr()
 
     def sharing(self, others: Any, items: Tensor) -> tuple[Tensor, Tensor]:
@@ -52,18 +60,29 @@ class LabelSets:
 
         `others` is `transposed`. The entries that do not count repeat the first of the row, so that rows are as long.
         """
-        found = self[items].matrix @ others
-        sizes = np.diff(found.indptr)
+        found = _common(self[items].matrix, others)
+        sizes = _sizes(found)
+        indices = found.indices if sparse.issparse(found) else np.flatnonzero(found) % found.shape[1]
         counts = np.arange(max(1, sizes.max())) < sizes[:, None]
         columns = np.zeros(counts.shape, dtype=np.int64)
-        columns[counts] = found.indices
+        columns[counts] = indices
         return torch.from_numpy(np.where(counts, columns, columns[:, :1])), torch.from_numpy(counts)
 
     def count_sharing(self, others: "LabelSets", block: int = 1024) -> Tensor:
         """The number of others that share a label with each item [N]."""
-        transposed = others.transposed()
-        parts = (self.matrix[start : start + block] @ transposed for start in range(0, len(self), block))
-        return torch.from_numpy(np.concatenate([np.diff(part.indptr) for part in parts]).astype(np.int64))
+        transposed = others.transposed(self)
+        parts = (self.matrix[start : start + block] for start in range(0, len(self), block))
+        return torch.from_numpy(np.concatenate([_sizes(_common(part, transposed)) for part in parts]).astype(np.int64))
+
+
+def _common(some: Any, others: Any) -> Any:
+    """Which of the others [L, N] share a label with each item [B, L]: sparse or dense [B, N], as the others are."""
+    return some @ others if sparse.issparse(others) else some.astype(np.float32).toarray() @ others > 0
+
+
+def _sizes(found: Any) -> NDArray[Any]:
+    """The number of entries in each row."""
+    return np.diff(found.indptr) if sparse.issparse(found) else np.count_nonzero(found, axis=1)
 
 
 def read_labels(labels: Labels, gallery_labels: Labels | None = None) -> tuple[Any, Any]:

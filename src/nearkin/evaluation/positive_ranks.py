@@ -183,7 +183,7 @@ def _columns(sides: Sides) -> tuple[Tensor, Callable[[Tensor], tuple[Tensor, Ten
     """
     device = sides.gallery.device
     if isinstance(sides.query_labels, LabelSets):
-        queries, gallery = sides.query_labels, sides.gallery_labels.transposed()
+        queries, gallery = sides.query_labels, sides.gallery_labels.transposed(sides.query_labels)
 
         def of_sets(some: Tensor) -> tuple[Tensor, Tensor]:
             columns, counts = queries.sharing(gallery, some)
