@@ -7,8 +7,10 @@ import pytest
 import torch
 from methods.strategies import oracle_ccp
 from PIL import Image
+from typer.testing import CliRunner
 
 import nearkin as nk
+from nearkin.cli import app
 from nearkin.files import read_json, read_tensors
 from nearkin.space import Space
 from nearkin.studies import geometry as module
@@ -107,9 +109,24 @@ def test_maps_at_each_saved_epoch(regular, run, tmp_path, monkeypatch):
     assert draw_geometry(run.path, tmp_path / "none.png", device="cpu") is None, "one saved epoch shows no change"
 
 
+def test_the_command_says_that_no_sub_problem_ended(run, monkeypatch):
+    monkeypatch.setattr(module, "geometry_rows", lambda *_, **__: (["", "MAP@R"], []))
+    monkeypatch.setattr(module, "draw_geometry", lambda *_, **__: None)
+    for lengths, said in (([], True), (None, False)):
+        monkeypatch.setattr(module, "sub_problems", lambda _, lengths=lengths: lengths)
+        told = CliRunner().invoke(app, ["geometry", str(run.path)])
+        assert ("no sub-problem of ccp ended" in told.output) == said, told.output
+
+
+def test_pooled_features_without_a_head_have_a_geometry(tmp_path):
+    plain = {**SETTINGS, "method": "proxy_anchor", "epochs": 1, "dim": 0, "select": "last", "space": ""}
+    rows = geometry_rows([nk.train(**plain, out=tmp_path / "run").path], device="cpu")[1]
+    assert [float(row[2]) > 0 for row in rows] == [True, True]
+
+
 def test_a_method_without_sub_problems_has_none(tmp_path):
     other = {**SETTINGS, "method": "proxy(contrastive(negative=1))", "epochs": 1}
-    assert sub_problems(nk.train(**other, out=tmp_path / "run").path) == []
+    assert sub_problems(nk.train(**other, out=tmp_path / "run").path) is None
 
 
 @pytest.mark.parametrize("lengths", [[100], [100, 100, 125, 300], [25 * n for n in (4, 5, 9, 40, 41, 260)]])

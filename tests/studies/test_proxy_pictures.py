@@ -6,9 +6,10 @@ import sys
 import pytest
 import torch
 from PIL import Image
+from typer.testing import CliRunner
 
 import nearkin as nk
-from nearkin.cli import main
+from nearkin.cli import app, main
 from nearkin.console import Reporter
 from nearkin.errors import NearkinError
 from nearkin.studies import proxies
@@ -74,7 +75,7 @@ def test_filtered_images_match_the_counts_of_the_method(last, tmp_path):
     assert table[0]["image"] == f"row {int(found.rows[0])}"
 
 
-def test_a_run_without_outliers_has_an_empty_table_and_no_sheet(last, tmp_path):
+def test_a_run_without_outliers_has_an_empty_table_and_no_sheet(last, tmp_path, monkeypatch):
     snapshot, opened = last
     kept = snapshot.method.filtered.clone()
     snapshot.method.filtered.zero_()
@@ -82,6 +83,10 @@ def test_a_run_without_outliers_has_an_empty_table_and_no_sheet(last, tmp_path):
     snapshot.method.filtered.copy_(kept)
     assert [path.name for path in written] == ["decay.png", "hardness.png", "filtered.csv"]
     assert len((tmp_path / "filtered.csv").read_text().splitlines()) == 1
+    monkeypatch.setattr(proxies, "draw_proxies", lambda *_, **__: written)
+    told = CliRunner().invoke(app, ["proxies", "a run"]).output
+    assert "filtered.csv (empty: no image was filtered)" in told.replace("\n", "")
+    assert told.count("empty") == 1
 
 
 def test_other_methods_have_no_outlier_pictures(runs, tmp_path):

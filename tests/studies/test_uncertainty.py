@@ -226,5 +226,8 @@ def test_a_run_without_uncertainty_is_refused(tmp_path):
         NearkinError, match="trained with proxy_anchor, which stores no uncertainty per class: use vcpa"
     ):
         measure_uncertainty(plain.path)
+    fixed = nk.train(**SMALL, metrics=("R@1",), method="vcpa(sample=False)", out=tmp_path / "fixed")
+    with pytest.raises(NearkinError, match="vcpa with sample=False, so its proxies have no uncertainty: train without"):
+        measure_uncertainty(fixed.path)
     with pytest.raises(NearkinError, match=r"is .* a run folder"):
         measure_uncertainty(RunFolder(tmp_path / "nothing").path)

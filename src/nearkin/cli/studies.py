@@ -110,7 +110,8 @@ def proxies(
         reporter=reporter,
     )
     for path in written:
-        print(path)
+        empty = path.name == "filtered.csv" and len(path.read_text(encoding="utf-8").splitlines()) == 1
+        print(f"{path} (empty: no image was filtered)" if empty else path)
 
 
 @app.command()
@@ -132,6 +133,8 @@ def geometry(
     for run in runs:
         if lengths := sub_problems(run):
             print(draw_sub_problems(lengths, run / "sub_problems.png"))
+        elif lengths is not None:
+            print(f"{run}: no sub-problem of ccp ended, so there is no histogram of their steps.")
         if drawn := draw_geometry(run, run / "geometry.png", data=data, device=device, reporter=reporter):
             print(f"Maps by epoch: {drawn}")
 

@@ -131,7 +131,7 @@ def draw_geometry(
     epochs = [] if folder.parts() else list(kept_epochs(folder))
     if len(epochs) < 2:
         return None
-    ends = list(itertools.accumulate(sub_problems(run)))
+    ends = list(itertools.accumulate(sub_problems(run) or ()))
     per_epoch = read_json(folder.config)["resolved"]["steps_per_epoch"]
     with figure_style():
         figure, grid = panels(-(-len(epochs) // COLUMNS), min(COLUMNS, len(epochs)), side=2.9)
@@ -158,15 +158,16 @@ def _draw_points(axes: Any, embedded: Embedded) -> None:
     axes.scatter(*tsne(points.double().cpu().numpy()).T, s=4, c=colours, linewidths=0)
 
 
-def sub_problems(run: str | Path) -> list[int]:
-    """Steps of each finished sub-problem of a CCP run, over all folds; empty for another method."""
+def sub_problems(run: str | Path) -> list[int] | None:
+    """Steps of each finished sub-problem of a CCP run, over all folds; None for another method."""
     folder = RunFolder(run)
     if folds := folder.parts():
-        return [length for fold in folds for length in sub_problems(fold.path)]
+        found = [sub_problems(fold.path) for fold in folds]
+        return None if None in found else [length for lengths in found for length in lengths or ()]
     config = read_json(folder.config)
     trained = method(config["plan"]["method"], classes=2, dim=2)
     if not isinstance(trained, CCP):
-        return []
+        return None
     if trained.every:  # fixed length: the log may have no scores
         length = trained.every * config["resolved"]["check_every"]
         return [length] * (folder.read_result()["steps"] // length)

@@ -102,8 +102,14 @@ def _class_records(run: RunFolder) -> KnownClasses:
     run.read_result()  # raises if the run is not finished
     records = read_classes(run.classes)
     if records is None or records.proxies is None or records.labels is None or COLUMN not in records.columns:
-        method = read_json(run.config)["method"].partition("(")[0]
-        raise NearkinError(f"{run.path} was trained with {method}, which stores no uncertainty per class: use vcpa.")
+        trained = read_json(run.config)["method"]
+        if "sample=False" in trained:
+            raise NearkinError(
+                f"{run.path} was trained by {trained.partition('(')[0]} with sample=False, so its proxies have no "
+                "uncertainty: train without that option."
+            )
+        name = trained.partition("(")[0]
+        raise NearkinError(f"{run.path} was trained with {name}, which stores no uncertainty per class: use vcpa.")
     return records
 
 

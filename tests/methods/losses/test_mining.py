@@ -128,7 +128,7 @@ def test_draws_follow_the_probabilities(kind):
     steps = 1000
     counts = torch.zeros_like(p)
     for step in range(steps):
-        times = draw(p, r.pos, uniform(torch.tensor(step), p))
+        times = draw(p, r.pos, uniform(torch.tensor(step), torch.tensor(7), p))
         assert torch.equal(times.sum(1), wanted.to(p.dtype))
         counts += times
     expected = wanted[:, None] * p * steps
@@ -145,6 +145,8 @@ def test_draws_move_with_the_steps_and_are_kept_with_the_state():
         values.append(float(m(x, y)))
         m.after_step(Step(x, y))
     assert len(set(values)) == 3
+    other.steps.copy_(m.steps)
+    assert other(x, y) != m(x, y), "another seed draws others"
     other.load_state_dict(m.state_dict())
     assert other(x, y) == m(x, y)
 

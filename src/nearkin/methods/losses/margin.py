@@ -27,9 +27,9 @@ Settings
 
 Departures
     The paper draws one negative per positive; by default we take the expectation over those draws: the same sums on
-    average, without noise. `drawn=True` draws with replacement; a draw depends only on the row, the column and the
-    number of steps so far (a buffer, which counts only then), so a resumed run has the same draws. The paper also adds
-    one β for all classes and one per image; we have only the one per class.
+    average, without noise. `drawn=True` draws with replacement; a draw depends only on the row, the column, a seed and
+    the number of steps so far (buffers, which exist and count only then), so a resumed run has the same draws. The
+    paper also adds one β for all classes and one per image; we have only the one per class.
 
 Relations
     `contrastive(form="c2", reduce="sum")` is this with m⁺ = β − α, m⁻ = β + α, undivided (PROFS, Eq. 4.6).
@@ -71,9 +71,9 @@ def probabilities(r: Relation, d: Tensor, *, cutoff: float, upper: float) -> Ten
     return torch.where(among, (log_omega - log_sum_exp(log_omega, among, by="row")[:, None]).exp(), 0)
 
 
-def uniform(step: Tensor, like: Tensor) -> Tensor:
-    """Numbers in [0, 1) that depend only on the step and their position."""
-    z = scrambled(step, like.numel()).view(like.shape)
+def uniform(step: Tensor, seed: Tensor, like: Tensor) -> Tensor:
+    """Numbers in [0, 1) that depend only on the step, the seed and their position."""
+    z = (scrambled(step, like.numel()) ^ scrambled(seed, 1)).view(like.shape)
     return (z >> 40 & 0xFFFFFF).to(like.dtype) / 2**24
 
 
@@ -102,6 +102,7 @@ class Margin(Loss):
 
     images_per_class = 5
     steps: Tensor
+    seed: Tensor
 
     def __init__(
         self,
@@ -126,6 +127,8 @@ class Margin(Loss):
         self.over: Over = over
         self.fixed, self.speed = float(boundary), speed
         self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
+        if drawn:
+            self.register_buffer("seed", torch.randint(2**31, ()))
         self.updates_state = drawn
         self.boundary = nn.Parameter(torch.full((classes,), self.fixed)) if learn else None
 
@@ -137,7 +140,7 @@ class Margin(Loss):
         if self.sampling == "hard":
             return top_of_row(-d, r.neg, each).to(d.dtype)
         p = probabilities(r, d, cutoff=self.cutoff, upper=self.upper)
-        return draw(p, r.pos, uniform(self.steps, p)) if self.drawn else each[:, None] * p
+        return draw(p, r.pos, uniform(self.steps, self.seed, p)) if self.drawn else each[:, None] * p
 
     def objective(self, r: Relation, weights: Tensor | None = None) -> Tensor:
         d = distance(r)
