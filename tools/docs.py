@@ -16,6 +16,7 @@ from nearkin.methods.losses import LOSSES
 from nearkin.methods.strategies import STRATEGIES
 from nearkin.networks.backbones import BACKBONES
 from nearkin.spec import Call, resolve_options
+from tools.claims_page import claims_page
 from tools.gradients import draw
 from tools.pml_table import pml_table
 from tools.reliability import torture_table
@@ -138,6 +139,9 @@ def main(root: Path) -> None:
     runs.write_text(runs_page(runs.read_text(), root))
     scale = root / "docs" / "scale.md"
     scale.write_text(scale_page(scale.read_text(), root, fill))
+    pictures = root / "docs" / "pictures" / "claims"
+    text = claims_page(root / "benchmarks" / "results", pictures=pictures, link="pictures/claims/")
+    (root / "docs" / "claims.md").write_text(text)
     for name in LOSSES:
         draw(name, root / PICTURES / f"{name}.png")
 

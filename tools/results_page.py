@@ -4,25 +4,24 @@ A folder of benchmarks/results/ with a suite's name holds files *.jsonl as `near
 them. Results made with other images than today's are in a folder of their own, whose data.txt says which images these
 are; once a suite has results with recorded images, its older ones are no longer used for the claims. Settings that a
 file was run with besides the suite's own (another backbone, say) are read off its runs. The page has three layers: the
-reading in words, the two main tables (every method in one setting, and the papers' claims), and everything else folded.
+reading in words, the main table (every method in one setting), and everything else folded. The papers' claims have a
+page of their own, by `tools.claims_page`.
 """
 
 import argparse
-from collections.abc import Iterable, Mapping, Sequence
+import math
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from nearkin.benchmark.claims import CLAIMS, HOLDS, NOT_SHOWN, OPPOSITE, UNTESTED, Claim, Outcome, check_claim, in_words
 from nearkin.benchmark.planned_runs import NEUTRAL, PlannedSuite, plan_suite
 from nearkin.benchmark.results import images_of, read_results
 from nearkin.benchmark.runner import SuiteResults, needs_path
 from nearkin.benchmark.suite import Suite, load_suite, suite_names
-from nearkin.benchmark.tables import LEVEL, below_start, row_runs, suite_tables
-from nearkin.console import PrintedTable, markdown, markdown_table
-from nearkin.evaluation.statistics import p_words
+from nearkin.benchmark.tables import below_start, row_runs, suite_tables
+from nearkin.console import NOTHING, PrintedTable, markdown
 from nearkin.files import Json, atomic_file
 from nearkin.report.suite_figures import ranking, write_figures
-from nearkin.training.run_folder import CHOSEN
 
 FIRST = "cub_lite0"
 """The suite of the first table: every method on photographs, in one setting."""
@@ -30,7 +29,7 @@ FIRST = "cub_lite0"
 INTRODUCTION = """# Results
 
 `python -m tools.results_page` writes this page from the files in `benchmarks/results/`; no score is typed by hand.
-[The benchmark](benchmark.md) explains the tables and the tests.
+[The benchmark](benchmark.md) explains the tables and the tests; [the papers' claims](claims.md) have their own page.
 
 ## In words
 """
@@ -41,19 +40,6 @@ Scores are percent, means over seeds ± their standard error. Time is the median
 image read to its last score (its training alone, if the run was interrupted and resumed); images/s is the speed of the
 training steps.
 """
-
-CLAIMED = f"""### Which of the papers' claims hold here
-
-The papers use other networks and often other settings; only our own numbers are tested. Each claim is tested by the
-paper's metric, with a paired t-test over common seeds, on rows that differ only in the method. p is Holm's over the
-pairs of a claim, the interval is that of the pair alone. (In a suite's table p is Holm's over its rows, so the two may
-disagree.) A claim holds here if p < {LEVEL} and the difference has its sign. “Not shown” means no more than that: the
-interval shows how large the difference may be, and with three seeds it is wide. More on each paper's method:
-[VCPA](vcpa.md), [Proxy-ISA](proxy_isa.md), [CCP](ccp.md), [MPA](mpa.md), [PROFS](profs.md).
-"""
-
-COUNTED = {"yes": HOLDS, "not shown": NOT_SHOWN, "opposite": OPPOSITE, "untested": UNTESTED}
-COUNTS = "\nThe last four columns count pairs of rows; a pair with one seed in common cannot be tested.\n"
 
 
 class MeasuredSuite(NamedTuple):
@@ -77,17 +63,14 @@ def results_page(folder: Path, *, pictures: Path | None = None, link: str = "") 
     first = [each for each in current if each.suite.name == FIRST]
     others = [each for each in current if each.suite.name != FIRST]
     earlier = [each for each in measured if each.superseded]
-    claims = {claim: check_claim(claim, [each.results for each in current]) for claim in CLAIMS}
     readings = [reading for each in first + others for reading in _readings(each.results)]
     return "\n".join(
         [
             INTRODUCTION,
             *(readings or ["- No method has been measured on CUB yet."]),
-            *_claims_in_words(claims),
             "",
             TABLES,
             *(_section(each, pictures, link, fold_all=False) for each in first),
-            _claims(claims),
             "## All other suites\n",
             *(_section(each, pictures, link, fold_all=True) for each in others),
             *(["## Made with earlier images\n"] if earlier else []),
@@ -191,12 +174,13 @@ def _section(measured: MeasuredSuite, pictures: Path | None, link: str, *, fold_
     if pictures is not None:
         drawn = [picture.name for picture in write_figures(results, pictures) if picture.suffix == ".svg"]
         shown += [f"![{suite.title}]({link}{name})\n" for name in drawn]
-    body = [_folded("Table and notes", [*shown, *notes])] if fold_all else [*shown, _folded("Notes", notes)]
+    body = [folded("Table and notes", [*shown, *notes])] if fold_all else [*shown, folded("Notes", notes)]
     command = f"`{_command(results.planned, sorted(with_runs))}`"
     return "\n".join([f"### {suite.title}", "", command, "", f"Images: {measured.images}.", "", *body])
 
 
-def _folded(summary: str, lines: Sequence[str]) -> str:
+def folded(summary: str, lines: Sequence[str]) -> str:
+    """Markdown that is shown when its summary is clicked."""
     text = "\n".join(lines).rstrip()
     return f'<details markdown="1">\n<summary>{summary}</summary>\n\n{text}\n\n</details>\n'
 
@@ -223,19 +207,6 @@ def _readings(results: SuiteResults) -> list[str]:
     return sentences
 
 
-def _claims_in_words(claims: Mapping[Claim, Sequence[Outcome]]) -> list[str]:
-    """One line per paper: its claims grouped by outcome."""
-    lines = []
-    for paper in dict.fromkeys(claim.paper for claim in claims):
-        groups: dict[str, list[str]] = {}
-        for claim, outcomes in claims.items():
-            if claim.paper == paper:
-                groups.setdefault(in_words(outcomes), []).append(claim.words)
-        said = "; ".join(f"*{verdict}:* {', '.join(words)}" for verdict, words in groups.items())
-        lines.append(f"- **Claims of {paper}:** {said}.")
-    return lines
-
-
 def _command(planned: PlannedSuite, data: Sequence[str]) -> str:
     paths = "".join(f" --data {name}:PATH" for name in data if needs_path(planned.suite.data[name]))
     settings = "".join(f" --set {name}={value}" for name, value in planned.overrides.items())
@@ -259,36 +230,9 @@ def _only_measured(results: SuiteResults, dataset: str, table: PrintedTable) -> 
     return PrintedTable(f"On {dataset}", table.header, cells, notes)
 
 
-def _claims(claims: Mapping[Claim, Sequence[Outcome]]) -> str:
-    header = ["paper", "claim", "by", "here", *COUNTED]
-    cells = [[c.paper, c.words, c.metric, in_words(outcomes), *_counts(outcomes)] for c, outcomes in claims.items()]
-    pairs = []
-    for claim, outcomes in claims.items():
-        if outcomes:
-            pairs.append(f"**{claim.paper}: {claim.words}** ({claim.metric})\n")
-            pairs += [*(f"- {_sentence(outcome)}" for outcome in outcomes), ""]
-    return "\n".join([CLAIMED, markdown_table(header, cells, text=True), COUNTS, _folded("Pair by pair", pairs)])
-
-
-def _counts(outcomes: Sequence[Outcome]) -> list[str]:
-    """The number of pairs per verdict; empty if none was measured."""
-    return [str(sum(o.verdict == verdict for o in outcomes)) if outcomes else "" for verdict in COUNTED.values()]
-
-
-def _sentence(outcome: Outcome) -> str:
-    test = outcome.test
-    where = f"{outcome.row} against {outcome.base} ({outcome.suite}, {outcome.data}, {CHOSEN[outcome.select]})"
-    where += f": {_signed(test.difference)}"
-    if outcome.verdict == UNTESTED:
-        why = "one seed in common" if test.n < 2 else "all seeds differ by the same amount"
-        return f"{where}; cannot be tested, {why}."
-    bounds = f"95 % {_signed(test.low)} to {_signed(test.high)}, p {p_words(test.p)}, {test.n} seeds"
-    harmed = f" Lower after training than before: {' and '.join(outcome.harmed)}." if outcome.harmed else ""
-    return f"{where} ({bounds}): {outcome.verdict}.{harmed}"
-
-
-def _signed(value: float) -> str:
-    return f"{value:+.2f}".replace("-", "−")
+def signed(value: float) -> str:
+    """A difference with its sign; a dash if there is none."""
+    return NOTHING if math.isnan(value) else f"{value:+.2f}".replace("-", "−")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -10,12 +10,14 @@ from nearkin.benchmark import runner as module
 from nearkin.benchmark.costs import images_per_epoch
 from nearkin.benchmark.headlines import bench_headlines, needed_seeds
 from nearkin.benchmark.planned_runs import plan_suite
-from nearkin.benchmark.runner import bench
-from nearkin.benchmark.suite import load_suite, suite_names
+from nearkin.benchmark.results import read_results
+from nearkin.benchmark.runner import bench, merge_suite
+from nearkin.benchmark.suite import FOLDER, load_suite, suite_names
 from nearkin.benchmark.suite_claims import PILOT, best_base, published_gain
 from nearkin.cli import main
 from nearkin.console import Reporter
 from nearkin.errors import NearkinError
+from nearkin.files import append_line
 
 CLAIM = """
 [[claim]]
@@ -217,6 +219,54 @@ def test_each_loss_of_profs_has_its_own_batches():
     for row in ("Triplet-Hard", "M-PROFS"):
         assert "over='all'" in runs[row]["method"]
     assert "plain_representatives=True" in runs["C-PROFS, plain representatives"]["method"]
+
+
+def test_the_whole_program_of_two_papers(tmp_path):
+    """On letters with a small network, all else as in the suites."""
+    suites, metrics = [], '["MAP@R", "R@1", "R@1 at 40 of 44"]'
+    for name in ("ccp_claims", "profs_claims"):
+        base = next(FOLDER.glob(f"*/{name}.toml")).as_posix()
+        letters = f'[data.cub]\nread = "glyphs(classes=48, samples=6)"\nmetrics = {metrics}\n'
+        suites.append(written(tmp_path, f'base = "{base}"\nbackbone = "conv4"\n{letters}', name))
+    changed, out = {"size": 32, "epochs": 1, "batch": 16, "device": "cpu"}, tmp_path / "out"
+    found = bench_headlines(suites, seeds=1, settings=changed, out=out)
+    for results in found:
+        headline = results.planned.suite.headline
+        runs = [results.runs[run.id] for run in results.planned.runs]
+        assert len(runs) == len(headline.rows) == 2
+        assert all({headline.metric, "R@1 at 40 of 44"} <= run["scores"].keys() for run in runs)
+        assert all(run["images"]["digest"] for run in runs)
+        assert not results.failed
+        assert not results.stopped
+    assert len(read_results(out / "results.jsonl")) == 4
+    assert not list(out.glob("queries/*"))
+
+
+def test_the_runs_of_a_suite_are_merged_into_its_file(suites, begun, tmp_path, monkeypatch):
+    keep = module.Runner.run
+
+    def kept(self, job):
+        keep(self, job)
+        append_line(self.file, {"id": job.run.id, "data": job.run.data, **self.results[job.run.id]})
+
+    monkeypatch.setattr(module.Runner, "run", kept)
+    here, there = tmp_path / "here", tmp_path / "there"
+    bench_headlines(suites, seeds=[0, 1], out=here)
+    bench_headlines(suites[:1], seeds=[2], out=there)
+    monkeypatch.setattr(module, "load_suite", lambda name: load_suite(tmp_path / f"{name}.toml"))
+
+    def merged(name, *folders):
+        merge_suite([folder / "results.jsonl" for folder in folders], name, tmp_path / "results")
+        return read_results(tmp_path / "results" / name / "results.jsonl").values()
+
+    methods = {run["settings"]["method"].partition("(")[0] for run in merged("one", here)}
+    assert methods == {"proxy_anchor", "contrastive"}, "not those of the other suite"
+    assert sorted(run["seed"] for run in merged("one", there)) == [0, 0, 1, 1, 2, 2], "with those that are there"
+    assert len(merged("two", here)) == 4
+    with pytest.raises(NearkinError, match="no run of two with its own settings"):
+        merged("two", there)
+    with pytest.raises(NearkinError, match="There is no results file"):
+        merged("two", tmp_path / "nowhere")
 
 
 def test_a_plain_bench_does_not_heed_claims(suites, begun, tmp_path):

@@ -37,5 +37,5 @@ def test_the_commands_on_the_page_parse():
         assert program == "nearkin"
         given = commands[name].make_context(name, list(words)).params  # an unknown option is an error here
         for suite in map(load_suite, given.get("suites") or ()):
-            assert {text.split(":")[0] for text in given["data"] or ()} <= set(suite.data)
-            assert set(given["rows"] or ()) <= set(suite.rows)
+            assert {text.split(":")[0] for text in given.get("data") or ()} <= set(suite.data)
+            assert set(given.get("rows") or ()) <= set(suite.rows)

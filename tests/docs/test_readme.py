@@ -14,7 +14,6 @@ from PIL import Image
 from typer.testing import CliRunner
 
 import nearkin as nk
-from nearkin.benchmark.claims import CLAIMS, check_claim
 from nearkin.cli import app
 from nearkin.data.datasets import DATASETS
 from nearkin.data.pixels.views import AUGMENTS
@@ -23,7 +22,6 @@ from nearkin.methods.losses import LOSSES
 from nearkin.methods.strategies import STRATEGIES
 from nearkin.networks.backbones import BACKBONES
 from tools import docs
-from tools.results_page import measured_suites
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
@@ -152,18 +150,6 @@ def test_the_ccp_page_quotes_the_file_on_heads():
         assert re.search(rf"\b{test['difference']:.2f}\b", text), name
         if name.endswith("128-d"):
             assert f"{test['low']:.2f} to {test['high']:.2f}, p {test['p']:.3f}" in text, name
-
-
-@pytest.mark.parametrize(("paper", "page", "pairs"), [("CCP", "ccp", 6), ("Proxy-ISA", "proxy_isa", 1)])
-def test_pages_quote_the_tested_claims(paper, page, pairs):
-    text = (ROOT / "docs" / f"{page}.md").read_text()
-    found = measured_suites(ROOT / "benchmarks" / "results")
-    measured = [suite.results for suite in found if not suite.superseded]
-    tested = [t for c in CLAIMS if c.paper == paper for t in check_claim(c, measured) if t.suite == "cub_lite0"]
-    testable = [each for each in tested if each.test.n > 1]
-    assert len(testable) == pairs
-    for each in testable:
-        assert re.search(rf"\b{abs(each.test.difference):.2f}\b[^();]*\([^();]*p {each.test.p:.3f}\)", text), each
 
 
 def test_the_csv_example_of_the_data_page_loads(tmp_path):

@@ -1,48 +1,19 @@
-"""docs/results.md: tables from made-up results files, tested claims, and the page in the tree."""
+"""docs/results.md: tables from made-up results files, and the page in the tree."""
 
-import json
 import re
 from pathlib import Path
 
 import pytest
-from scipy import stats
+from benchmark.made_results import fill
 
 import nearkin
-from nearkin.benchmark.claims import CLAIMS, Claim, Outcome, check_claim, in_words, pairs
 from nearkin.benchmark.planned_runs import plan_suite, run_id
-from nearkin.benchmark.runner import SuiteResults
 from nearkin.benchmark.suite import load_suite
 from nearkin.cli.benchmark import parse_seeds
-from nearkin.evaluation.statistics import Comparison
 from tools.results_page import changed_settings, main, measured_suites, results_page
 
 ROOT = Path(nearkin.__file__).parents[2]
 EVERY = "cub_lite0"  # the suite with all methods
-
-
-def line(run, scores, **more):
-    record = {
-        "id": run.id, "data": run.data, "method": run.description["method"], "seed": run.seed, "scores": scores,
-        "before": scores, "select": "last", "seconds": 70.0, "wall": 75.0, "images_per_second": 8000.0,
-        "commit": "0123456789abcdef", "hardware": "One GPU", "precision": "bf16", "compile": True,
-        "versions": {"torch": "2.11"},
-        "settings": run.description,
-    }  # fmt: skip
-    return json.dumps(record | more) + "\n"
-
-
-def fill(folder, suite, values, *, settings=None, metrics=("R@1", "MAP@R"), file="results.jsonl", data=None, more=None):
-    """Results of rows (row → scores by seed) as a suite's file."""
-    seeds = max(len(v) for v in values.values())
-    planned = plan_suite(load_suite(suite), seeds=seeds, settings=settings)
-    path = folder / suite / file
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w") as out:
-        for run in planned.runs:
-            own = values.get(run.row, ())
-            if run.seed < len(own) and data in (None, run.data):
-                out.write(line(run, {m: own[run.seed] - (40 if m == "MAP@R" else 0) for m in metrics}, **(more or {})))
-    return planned
 
 
 ANCHOR = (66.0, 66.4, 65.8, 66.2)
@@ -96,7 +67,7 @@ def test_the_page_has_three_layers(tmp_path):
     fill(tmp_path, EVERY, {"proxy_anchor": ANCHOR})
     fill(tmp_path, "vcpa_lite0", {"PA": ANCHOR})
     headings = [x for x in results_page(tmp_path).splitlines() if x.startswith(("## ", "### "))]
-    assert [h.split(" ")[1] for h in headings] == ["In", "Tables", "Every", "Which", "All", "The", "VCPA"]
+    assert [h.split(" ")[1] for h in headings] == ["In", "Tables", "Every", "All", "The", "VCPA"]
 
 
 def test_a_run_shared_by_two_suites_belongs_to_a_row(tmp_path):
@@ -113,8 +84,6 @@ def test_a_row_that_is_lower_after_training_is_named(tmp_path):
     fill(tmp_path, EVERY, values, more={"before": before})
     text = results_page(tmp_path)
     assert "Lower after training than before: vcpa, tau 0.01; margin" not in text  # by MAP@R, 20 and more
-    assert "(cub_lite0, cub, the last epoch): −1.93 " in text
-    assert "Lower after training than before: vcpa, tau 0.01." in text
 
 
 def test_the_table_is_put_into_words(page):
@@ -126,7 +95,6 @@ def test_an_epoch_chosen_on_the_test_set_is_named(tmp_path):
     fill(tmp_path, "profs_lite0", {"C-PROFS": ANCHOR, "Contrastive-Hard": ANCHOR}, more={"select": "test"})
     text = results_page(tmp_path)
     assert "What chose our epoch: the best ON THE TEST SET." in section(text, "PROFS on CUB")
-    assert "C-PROFS against Contrastive-Hard (profs_lite0, cub, the best ON THE TEST SET)" in text
 
 
 def test_the_command_of_one_seed_runs_that_seed(tmp_path):
@@ -147,150 +115,6 @@ def test_notes_and_unmeasured_rows(page):
     assert "| triplet, all |" not in page
     assert "triplet, all: CCP's margin" not in page
     assert "#### On cub\n" in page
-
-
-# Claims.
-
-
-def claims_of(page):
-    """Claim → its verdict in the table, how its pairs are counted there, and the sentences further down."""
-    text = section(page, "Which of the papers' claims")
-    lines = text.split("| --- |", 1)[1].split("\n\n")[0].splitlines()[1:]
-    cells = [[c.strip() for c in x.split("|")[1:-1]] for x in lines]
-    sentences = {}
-    for block in text.split("\n**")[1:]:
-        head, *own = block.split("\n</details>")[0].rstrip().split("\n- ")
-        sentences[head.split("**")[0].split(": ", 1)[1]] = own
-    return {words: (verdict, counts, sentences.get(words, [])) for _, words, _, verdict, *counts in cells}
-
-
-def test_claims_are_tested(page):
-    found = claims_of(page)
-    assert set(found) == {claim.words for claim in CLAIMS}
-    verdict, counts, (sentence,) = found["MPA is above Proxy-Anchor"]
-    assert verdict == "holds here"
-    assert counts == ["1", "0", "0", "0"]
-    low, high = stats.ttest_rel(CUB["mpa, K = 10"], ANCHOR).confidence_interval()
-    assert sentence.startswith("mpa, K = 10 against proxy_anchor (cub_lite0, cub, the last epoch): +2.00 ")
-    assert f"(95 % {low:+.2f} to {high:+.2f}, p < 0.001, " in sentence
-    assert sentence.endswith("4 seeds): holds here.")
-    assert found["MPA-DW is above Proxy-Anchor"][0] == "not shown"
-    assert found["MPA-AP is above Proxy-Anchor"][0] == "the opposite is seen"
-    assert found["MPA-DW is above SoftTriple"][0] == "holds here"
-    for words in ("VCPA is above Proxy-Anchor", "Proxy-ISA is above Proxy-Anchor"):
-        assert found[words] == ("not measured yet", [""] * 4, [])
-
-
-def test_without_results_no_claim_is_measured(tmp_path):
-    found = claims_of(results_page(tmp_path))
-    assert set(found) == {claim.words for claim in CLAIMS}
-    assert all(said == ("not measured yet", [""] * 4, []) for said in found.values())
-
-
-def measured(folder):
-    return [found.results for found in measured_suites(folder)]
-
-
-def test_p_values_are_holms_over_the_pairs_of_a_claim(tmp_path):
-    pa, one, other = (66.0, 66.4, 65.8), (67.0, 67.1, 66.8), (66.1, 66.6, 65.7)
-    fill(tmp_path, "vcpa_lite0", {"PA": pa, "VCPA, tau 0.01": one, "VCPA, batch positives": other})
-    tested = {t.row: t.test.p for t in check_claim(CLAIMS[0], measured(tmp_path))}
-    raw = stats.ttest_rel(one, pa).pvalue, stats.ttest_rel(other, pa).pvalue
-    assert raw[0] < raw[1]
-    assert tested == pytest.approx({"VCPA, tau 0.01": 2 * raw[0], "VCPA, batch positives": max(raw[1], 2 * raw[0])})
-
-
-def test_a_claim_is_tested_in_every_suite_on_rows_with_the_same_settings(tmp_path):
-    isa = dict.fromkeys(load_suite("proxy_isa_lite0").rows, ANCHOR)
-    fill(tmp_path, "proxy_isa_lite0", isa)
-    fill(tmp_path, EVERY, {"proxy_anchor": ANCHOR, "proxy_isa": (67.0, 67.5, 66.6, 67.0)})
-    claim = next(c for c in CLAIMS if c.method == "proxy_isa")
-    tested = check_claim(claim, measured(tmp_path))
-    assert {(t.suite, t.row, t.base) for t in tested} == {
-        (EVERY, "proxy_isa", "proxy_anchor"),
-        ("proxy_isa_lite0", "Proxy-ISA, fair", "Proxy-Anchor, fair"),
-        ("proxy_isa_lite0", "Proxy-ISA, fair, the authors' code", "Proxy-Anchor, fair"),
-        ("proxy_isa_lite0", "Proxy-ISA, exceptional", "Proxy-Anchor, exceptional"),
-    }
-    assert in_words(tested) == "holds here"  # constant differences cannot be tested
-    assert "cannot be tested, all seeds differ by the same amount." in results_page(tmp_path)
-
-
-def test_curves_are_used_only_by_claims_that_name_them(tmp_path):
-    fill(tmp_path, "vcpa_fig4", {"PA, batch 30": ANCHOR, "VCPA, batch 30": ANCHOR, "PA, batch 60": ANCHOR})
-    plain, small = CLAIMS[0], next(c for c in CLAIMS if c.suite == "vcpa_fig4")
-    assert check_claim(plain, measured(tmp_path)) == []
-    assert [(t.row, t.base) for t in check_claim(small, measured(tmp_path))] == [("VCPA, batch 30", "PA, batch 30")]
-
-
-def test_variants_of_a_method_are_not_used_for_its_claim(tmp_path):
-    suite = load_suite("vcpa_why")
-    variants = {name for name, row in suite.rows.items() if row.variant}
-    assert "vcpa, first order" in variants
-    results = SuiteResults(plan_suite(suite), {}, {}, (), "")
-    tested = {row for row, _ in pairs(CLAIMS[0], results, suite.data["glyphs"])}
-    assert tested == {name for name in suite.rows if name.startswith("vcpa")} - variants
-
-
-def test_the_base_of_a_strategy_is_its_inner_loss(tmp_path):
-    values = {"xbm, C1": (52.0, 53.0, 52.5), "contrastive, C1": (50.0, 50.5, 50.1), "proxy_anchor": ANCHOR[:3]}
-    fill(tmp_path, EVERY, values)
-    (tested,) = check_claim(Claim("XBM", "xbm", "", "R@1", "a memory helps"), measured(tmp_path))
-    assert (tested.row, tested.base) == ("xbm, C1", "contrastive, C1")
-    assert tested.test.difference == pytest.approx(52.5 - 50.2)
-
-
-def test_an_option_is_compared_with_the_same_method_without_it(tmp_path):
-    fill(tmp_path, "profs_lite0", dict.fromkeys(load_suite("profs_lite0").rows, ANCHOR))
-    claim = next(c for c in CLAIMS if c.option)
-    assert {(t.row, t.base) for t in check_claim(claim, measured(tmp_path))} == {
-        (f"{letter}-PROFS-HNCM", f"{letter}-PROFS") for letter in "CTLNAM"
-    }
-
-
-def test_one_seed_cannot_be_tested(tmp_path):
-    fill(tmp_path, EVERY, {"proxy_anchor": (66.0,), "mpa, K = 10": (70.0,)})
-    text = results_page(tmp_path)
-    verdict, counts, (sentence,) = claims_of(text)["MPA is above Proxy-Anchor"]
-    assert verdict == "measured, but with too few seeds for a test"
-    assert counts == ["0", "0", "0", "1"]
-    assert sentence.endswith("+4.00; cannot be tested, one seed in common.")
-    assert "↑" not in "".join(x for x in text.splitlines() if x.startswith("| "))
-
-
-@pytest.mark.parametrize(
-    ("verdicts", "words"),
-    [
-        ([+1], "holds here"),
-        ([+1, 0], "holds here in part"),
-        ([-1, 0], "not shown, in part the opposite"),
-        ([+1, -1], "holds in part, in part the opposite"),
-        ([0, None], "not shown"),
-    ],
-)
-def test_the_verdict_over_several_pairs(verdicts, words):
-    test = {
-        +1: Comparison(3, 1.0, 0.5, 1.5, 0.01, 2.0),
-        -1: Comparison(3, -1.0, -1.5, -0.5, 0.01, -2.0),
-        0: Comparison(3, 0.1, -1.0, 1.2, 0.9, 0.1),
-        None: Comparison(1, 1.0, *[float("nan")] * 4),
-    }
-    assert in_words([Outcome("suite", "cub", "a", "b", "last", (), test[v]) for v in verdicts]) == words
-
-
-def _asks(claim, suite):
-    return any(pairs(claim, SuiteResults(plan_suite(suite, seeds=1), {}, {}, (), ""), suite.data["cub"]))
-
-
-@pytest.mark.parametrize("claim", CLAIMS, ids=lambda c: c.words)
-def test_every_claim_has_rows_to_test_it_on(claim):
-    """In its own suite, in the one with all methods, or in that of the paper on CUB."""
-    names = [claim.suite] if claim.suite else [EVERY, "profs_lite0", "ccp_lite0"]
-    suite = next(s for s in map(load_suite, names) if claim.metric in s.data["cub"].metrics and _asks(claim, s))
-    results = SuiteResults(plan_suite(suite, seeds=1), {}, {}, (), "")
-    dataset = suite.data["cub"]
-    assert list(pairs(claim, results, dataset))
-    assert claim.metric in dataset.metrics
 
 
 # Sections.
@@ -336,14 +160,6 @@ def test_a_setting_newer_than_a_run_counts_as_off():
     assert not ids & {run.id for run in plan_suite(suite).runs}
 
 
-def test_a_single_sub_problem_is_compared_with_many_around_the_same_loss():
-    claim = next(claim for claim in CLAIMS if (claim.method, claim.base) == ("ccp", "proxy"))
-    results = SuiteResults(plan_suite(load_suite("ccp_fig6")), {}, {}, (), "")
-    losses = ("C1", "C2", "MS", "Triplet")
-    found = list(pairs(claim, results, results.planned.suite.data["cub"]))
-    assert found == [(f"{loss}-CCP", f"{loss}-Proxy") for loss in losses]
-
-
 def test_two_files_made_with_the_same_settings_are_one_table(tmp_path):
     fill(tmp_path, "vcpa_lite0", {"PA": (66.0, 66.4)}, file="one.jsonl")
     fill(tmp_path, "vcpa_lite0", {"VCPA, tau 0.01": (66.5, 66.2)}, file="other.jsonl")
@@ -359,13 +175,12 @@ def recorded(digest):
     return {"images": {"images": 9, "bytes": 3 * 2**20, "digest": digest, "kept": 2.0}}
 
 
-def test_results_made_with_other_images_have_their_own_table_and_test_no_claim(tmp_path):
+def test_results_made_with_other_images_have_their_own_table(tmp_path):
     earlier = tmp_path / "cub_256"
     fill(earlier, EVERY, {"proxy_anchor": ANCHOR, "mpa, K = 10": (68.0, 68.5, 67.9, 68.0)})
     (earlier / "data.txt").write_text("CUB at short side 256\n")
     before = results_page(tmp_path)
     assert "Images: CUB at short side 256." in section(before, "Every method")
-    assert claims_of(before)["MPA is above Proxy-Anchor"][0] == "holds here"
     fill(tmp_path, EVERY, {"proxy_anchor": ANCHOR}, file="new.jsonl", more=recorded("abc"))
     now = results_page(tmp_path)
     assert "cub, 9 images in 3 MiB (digest abc), kept at a short side of at most 2 × the" in section(
@@ -373,7 +188,6 @@ def test_results_made_with_other_images_have_their_own_table_and_test_no_claim(t
     )
     assert list(rows(section(now, "Every method"))) == ["not trained", "proxy_anchor"]
     assert "Images: CUB at short side 256." in now[now.index("## Made with earlier images") :]
-    assert claims_of(now)["MPA is above Proxy-Anchor"][0] == "not measured yet"
 
 
 def test_files_made_with_different_images_are_not_one_table(tmp_path):

@@ -5,7 +5,7 @@ queries/ID.safetensors     for the bootstrap: the class of every test query and 
 """
 
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -48,10 +48,13 @@ def images_of(record: Json) -> str:
     return str(record.get("images", {}).get("digest", ""))
 
 
-def merge(paths: Sequence[str | Path], out: str | Path) -> Merged:
+def merge(
+    paths: Sequence[str | Path], out: str | Path, *, only: Container[str] | None = None, queries: bool = True
+) -> Merged:
     """Merge results files, each run once; if two disagree, the first is kept and the conflict reported.
 
-    Runs made with different images of one data set are refused.
+    Runs made with different images of one data set are refused. `only` are the ids of the runs to keep; without
+    `queries` the values of each query are left behind.
     """
     kept: dict[str, Json] = {}
     conflicts: list[str] = []
@@ -60,6 +63,8 @@ def merge(paths: Sequence[str | Path], out: str | Path) -> Merged:
         if not path.exists():
             raise NearkinError(f"There is no results file {path}.")
         for key, record in read_results(path).items():
+            if only is not None and key not in only:
+                continue
             data = (str(record.get("data")), str(record.get("settings", {}).get("data")))
             digest, other = made_with.setdefault(data, (images_of(record), path))
             if digest != images_of(record):
@@ -69,7 +74,8 @@ def merge(paths: Sequence[str | Path], out: str | Path) -> Merged:
             conflicts += _differences(kept[key], record, path) if key in kept else []
             first = kept.setdefault(key, record)
             first["scores"] = {**record["scores"], **first["scores"]}
-        _copy_queries(path.parent, Path(out).parent)
+        if queries:
+            _copy_queries(path.parent, Path(out).parent)
     write_text(Path(out), "".join(map(line_of, kept.values())))
     return Merged(len(kept), tuple(conflicts))
 

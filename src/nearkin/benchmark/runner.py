@@ -17,7 +17,7 @@ import torch
 from nearkin.benchmark.budget import Budget
 from nearkin.benchmark.costs import ROUGH, alike_per_epoch, images_per_epoch, seconds_per_epoch
 from nearkin.benchmark.planned_runs import PlannedRun, PlannedSuite, plan_suite
-from nearkin.benchmark.results import Queries, images_of, query_file, read_results, write_queries
+from nearkin.benchmark.results import Merged, Queries, images_of, merge, query_file, read_results, write_queries
 from nearkin.benchmark.suite import Suite, SuiteData, load_suite
 from nearkin.console import Reporter
 from nearkin.data.datasets import DATASETS, load_dataset
@@ -77,6 +77,20 @@ def bench(
             first = next(iter(made.failed.values()))
             raise NearkinError(f"Every run of {planned.suite.name} failed. The first error: {first}")
         return runner.suite_results(planned, made, data)
+
+
+def merge_suite(paths: Sequence[str | Path], suite: str, folder: str | Path) -> Merged:
+    """Merge the runs of one suite, made as it says, into its file below `folder`, with those that are there."""
+    target = Path(folder) / suite / "results.jsonl"
+    files = [*([target] if target.exists() else []), *map(Path, paths)]
+    if lost := [path for path in files if not path.exists()]:
+        raise NearkinError(f"There is no results file {lost[0]}.")
+    seeds = sorted({run["seed"] for path in files for run in read_results(path).values()})
+    ids = {run.id for run in plan_suite(load_suite(suite), seeds=seeds).runs} if seeds else set()
+    if not any(ids & read_results(path).keys() for path in map(Path, paths)):
+        raise NearkinError(f"The files have no run of {suite} with its own settings: were they changed by --set?")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    return merge(files, target, only=ids, queries=False)
 
 
 def suite_results(

@@ -10,6 +10,7 @@
     baseline                the row that others are tested against, unless a row names another
     sort                    the metric by which the table is sorted (default: the order of the rows)
     note                    a sentence below the table
+    why, missing            for docs/claims.md: why we think the claims turn out as they do; what could not be run
     every_method            true: every method without a row of its own gets one, with its default options
     [figure]                for rows that are points of a curve; one figure per data set
         x                   the label of the axis, as "tau"
@@ -120,6 +121,8 @@ class Suite:
     baseline: str = ""
     sort: str = ""
     note: str = ""
+    why: str = ""
+    missing: str = ""
     claims: tuple[Claim, ...] = ()
 
     @property
@@ -144,6 +147,8 @@ _PLAIN: dict[str, Any] = {
     "baseline": str,
     "sort": str,
     "note": str,
+    "why": str,
+    "missing": str,
 }  # fields of Suite that are keys of its file
 _SUITE: dict[str, Any] = _PLAIN | {
     "paper_backbone": str,

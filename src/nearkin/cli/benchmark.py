@@ -118,12 +118,23 @@ def _parse_setting(text: str) -> tuple[str, Any]:
 @app.command()
 def merge(
     files: Annotated[list[Path], typer.Argument(help="Files results.jsonl, from this and other machines.")],
-    out: Annotated[Path, typer.Option(help="The file to write.")],
+    out: Annotated[Path, typer.Option(help="The file to write; with --suite the folder.")],
+    suites: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--suite", help="Add only the runs of this suite, to the file results.jsonl in its folder; repeatable."
+        ),
+    ] = None,
 ) -> None:
-    """Merge the results of several machines into one file and name the runs that disagree."""
+    """Merge the results of several machines into one file, or one per suite, and name the runs that disagree."""
     from nearkin.benchmark.results import merge as merge_results
+    from nearkin.benchmark.runner import merge_suite
 
-    merged = merge_results(files, out)
-    for sentence in merged.conflicts:
-        print(sentence)
-    print(f"{merged.runs} runs in {out}.")
+    if suites:
+        found = {out / suite / "results.jsonl": merge_suite(files, suite, out) for suite in suites}
+    else:
+        found = {out: merge_results(files, out)}
+    for path, merged in found.items():
+        for sentence in merged.conflicts:
+            print(sentence)
+        print(f"{merged.runs} runs in {path}.")
