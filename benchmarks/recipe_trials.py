@@ -16,12 +16,13 @@ best of all at the others.
 `--final` trains on all classes for all epochs, one seed of every trial after the other, and measures the test half in
 the view of the training and in the one that was best over the splits of the trial; `best` is the best trial of each
 size. Run again, the command makes what is missing. Results are written after every training, to `results/recipes/`
-beside this script.
+beside this script. Then `--recipe strong` writes the best trial, or that of `--trial`, as a recipe with its evidence.
 """
 
 import argparse
 import ast
 import dataclasses
+import json
 import math
 import random
 import time
@@ -39,15 +40,16 @@ from torch import Tensor
 
 from nearkin.console import Reporter
 from nearkin.data.pixels.open import keep_images_open
+from nearkin.data.pixels.views import short_side_for
 from nearkin.errors import NearkinError
-from nearkin.files import Json, provenance, read_json, write_json
-from nearkin.networks.backbones import backbone_settings
+from nearkin.files import Json, provenance, read_json, write_json, write_text
+from nearkin.networks.backbones import backbone_row, backbone_settings
 from nearkin.training.chosen_view import SquareView, view_settings
 from nearkin.training.images import embed_images, measure, open_images, plan_dataset
 from nearkin.training.launch import train_model
 from nearkin.training.model import load
 from nearkin.training.plan import Plan, make_plan
-from nearkin.training.recipes import recipes
+from nearkin.training.recipes import FOLDER, TIMES_OF, recipes
 from nearkin.training.run_folder import RunFolder
 
 SIDE = 448
@@ -280,12 +282,12 @@ def trial_name(changes: Sequence[str], size: int) -> str:
     return f"{', '.join(changes) or 'paper'} at {size}"
 
 
-def merged(changes: Sequence[str]) -> dict[str, Any]:
-    """Return the settings of some changes; one of the augmentation may have that of another inside."""
+def merged(changes: Sequence[str], *, augment: str = "resized_crop") -> dict[str, Any]:
+    """Return the settings of some changes; one of the augmentation may have that of another, or `augment`, inside."""
     found = dict[str, Any]()
     for settings in (FACTORS[kind][change] for kind in FACTORS for change in FACTORS[kind] if change in changes):
         if "augment" in settings:
-            settings = {"augment": settings["augment"].format(found.get("augment", "resized_crop"))}
+            settings = {"augment": settings["augment"].format(found.get("augment", augment))}
         found |= settings
     return found
 
@@ -365,8 +367,58 @@ def measure_finals(trials: Trials, names: Iterable[str], seeds: list[int], secon
                 final.train(seed, ends)
 
 
-def setting_value(text: str) -> Any:
-    """A number, True or False, else the text."""
+def write_recipe(trials: Trials, name: str, recipe: str) -> None:
+    """Write the settings of a trial as a recipe: what differs from the network's defaults, and what was measured."""
+    made, paper = trials.made[name], {**dataclasses.asdict(Plan()), **recipes()["paper"].settings}
+    network = backbone_row(trials.plan({}, made["size"]).backbone).size
+    view = best_view(made)
+    known = {"size": network, "lr": paper["lr"], "epochs": paper["epochs"]}
+    times = {key: value / known[TIMES_OF[key]] for key, value in made["settings"].items() if key in TIMES_OF}
+    times |= {"size": made["size"] / network} if made["size"] != network else {}
+    times |= {"test_size": view["size"] / made["size"]} if view["size"] != made["size"] else {}
+    changed = merged(made["changes"], augment="{}")  # the network's own augmentation
+    settings = {key: value for key, value in changed.items() if key not in TIMES_OF}
+    if view["short_side"] != short_side_for(view["size"]):
+        settings["test_crop"] = round(view["size"] / view["short_side"], 4)
+    lines = [
+        f"title = {json.dumps(', '.join(made['changes']) or 'the published plan')}",
+        f"source = {json.dumps('chosen on held-out training classes by benchmarks/recipe_trials.py')}",
+        f"evidence = {json.dumps(evidence(trials, name))}",
+        "",
+        "[settings]",
+        *(f"{key} = {json.dumps(value)}" for key, value in settings.items()),
+        "",
+        "[times]",
+        *(f"{key} = {round(value, 4)}" for key, value in times.items()),
+    ]
+    path = FOLDER / f"{recipe}.toml"
+    write_text(path, "\n".join(lines) + "\n")
+    print(f"{name} is now {path}")
+
+
+def evidence(trials: Trials, name: str) -> str:
+    """Say in words what was measured of a trial, on held-out classes and on the test half."""
+    gain, size = trials.gains()[name], trials.given.sizes[0]
+    data, splits = trials.common["data"], len(trials.given.splits)
+    told = [
+        f"{data}: held-out training classes, {splits} splits: {gain:+.2f} by the mean of R@1 and MAP@R above the "
+        f"published plan at {size} px, each in its best view, in a third of the epochs"
+    ]
+    for each in dict.fromkeys([name, trial_name((), size)]):
+        final = Final(trials, each)
+        if final.runs:
+            mean = {m: sum(run["scores"][m] for run in final.runs) / len(final.runs) for m in final.runs[0]["scores"]}
+            scores = ", ".join(f"{metric} {value:.2f}" for metric, value in mean.items())
+            told.append(f"test half, {each}: {scores} (mean of {len(final.runs)} seeds)")
+    return "; ".join(told)
+
+
+def settings_of(texts: Sequence[str]) -> dict[str, Any]:
+    """The settings of texts such as lr=0.1: numbers, True or False, else text."""
+    return {name: _value(text) for name, _, text in (each.partition("=") for each in texts)}
+
+
+def _value(text: str) -> Any:
     try:
         return ast.literal_eval(text)
     except (ValueError, SyntaxError):
@@ -390,11 +442,13 @@ def main() -> None:
     parser.add_argument("--seeds", type=whole_numbers, default=[0, 1, 2], help="of the final trainings")
     parser.add_argument("--suite", help="first choose the test view of this suite, as suite_view.py does")
     parser.add_argument("--suite-epochs", type=int, default=0)
+    parser.add_argument("--recipe", help="write a recipe of this name")
+    parser.add_argument("--trial", help="that this recipe has the settings of (default: the best)")
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="a setting of all trainings")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "recipes")
     given = parser.parse_args()
-    given.set = {name: setting_value(text) for name, _, text in (each.partition("=") for each in given.set)}
+    given.set = settings_of(given.set)
     given.out.mkdir(parents=True, exist_ok=True)
     with keep_images_open(3 * len(given.splits)):
         if given.suite and not (out := given.out / f"view_{given.suite}.json").exists():
@@ -406,6 +460,8 @@ def main() -> None:
         for name, gain in trials.gains().items():
             print(f"{gain:+6.2f}  {name:24} {next(iter(trials.made[name]['splits'].values()))['scores']}")
         measure_finals(trials, given.final, given.seeds, given.final_seconds)
+        if given.recipe:
+            write_recipe(trials, given.trial or next(iter(trials.gains())), given.recipe)
 
 
 if __name__ == "__main__":

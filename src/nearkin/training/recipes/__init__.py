@@ -3,7 +3,7 @@
 `title` says what it is, `source` where it comes from, `evidence` what was measured to choose it. `[settings]` are
 fields of `Plan`. `[times]` are fields, too, as multiples of what the run has otherwise, so that a recipe found with one
 network fits another: `size` of that of the network, `test_size` of `size`, rates of `lr`, and numbers of epochs of
-`epochs`. What the user sets is preferred to a recipe, and a recipe to the defaults of the network.
+`epochs`; and `{}` in `augment` stands for that of the network. What the user sets is preferred to a recipe, and a recipe to the defaults of the network.
 """
 
 import tomllib
@@ -49,6 +49,8 @@ def recipe_settings(name: str, *, given: Mapping[str, Any], usual: Mapping[str, 
     """Return the settings of a recipe for a run with the settings `given`; `usual` are those it has without either."""
     recipe = look_up(name, recipes(), what="recipe")
     found = dict(recipe.settings)
+    if "augment" in found:
+        found["augment"] = found["augment"].format(usual["augment"])
     for setting, of in TIMES_OF.items():  # in this order: test_size is a multiple of the size found here
         if setting in recipe.times and setting not in given:
             known = {**usual, **found, **given}
