@@ -3,7 +3,8 @@
 `title` says what it is, `source` where it comes from, `evidence` what was measured to choose it. `[settings]` are
 fields of `Plan`. `[times]` are fields, too, as multiples of what the run has otherwise, so that a recipe found with one
 network fits another: `size` of that of the network, `test_size` of `size`, rates of `lr`, and numbers of epochs of
-`epochs`; and `{}` in `augment` stands for that of the network. What the user sets is preferred to a recipe, and a recipe to the defaults of the network.
+`epochs`. `{}` in `augment` stands for the augmentation of the network. What the user sets is preferred to a recipe, and
+a recipe to the defaults of the network.
 """
 
 import tomllib
