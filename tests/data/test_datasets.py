@@ -8,7 +8,7 @@ from nearkin.errors import NearkinError
 
 
 def test_the_help_shows_the_form_of_each_spec():
-    assert set(DATASETS) == {"glyphs", "folder", "csv", "cub", "cars", "sop", "inshop"}
+    assert set(DATASETS) == {"glyphs", "folder", "csv", "tar", "arrow", "cub", "cars", "sop", "inshop"}
     assert all(reader.help for reader in DATASETS.values())
 
 

@@ -12,6 +12,7 @@ import torch
 from nearkin.data.benchmarks import read_cars, read_cub, read_inshop, read_sop
 from nearkin.data.glyphs import make_glyphs
 from nearkin.data.images import Dataset, Images, Progress, counted, listed
+from nearkin.data.own_archives import read_arrow, read_tar
 from nearkin.data.own_images import read_csv, read_folder
 from nearkin.data.splits import all_training, swapped
 from nearkin.errors import NearkinError
@@ -34,6 +35,13 @@ DATASETS: dict[str, Reader] = {
     "folder": Reader(read_folder, "folder:PATH, one folder of images per class, in train/ and test/ or split by name"),
     "csv": Reader(
         read_csv, "csv:PATH, a table of path, label and optionally split (train, test) and role (query, gallery)"
+    ),
+    "tar": Reader(
+        read_tar,
+        "tar:PATTERN, webdataset's tar files as they are, in a folder or by name; classes from .cls, .json or the key",
+    ),
+    "arrow": Reader(
+        read_arrow, "arrow:PATH, a data set of images that Hugging Face datasets saved by save_to_disk, memory-mapped"
     ),
     "cub": Reader(read_cub, "cub:PATH, Caltech-UCSD Birds-200-2011 in its original layout"),
     "cars": Reader(read_cars, "cars:PATH, Stanford Cars-196 with cars_annos.mat and car_ims"),

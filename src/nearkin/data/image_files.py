@@ -2,21 +2,16 @@
 
 import csv
 import os
+import stat
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from nearkin.data.archive_index import arrow_files, indexed
 from nearkin.data.images import LeaveOut, LeftOut, counted, listed
-from nearkin.data.pixels.decode import RAW, looks_like_image
+from nearkin.data.pixels.archives import archive_of, locate
+from nearkin.data.pixels.decode import SUFFIXES, looks_like_image
 from nearkin.errors import NearkinError
-
-_READ = (
-    "avif avifs bmp gif heic heics heif heifs hif j2c j2k jfif jp2 jpc jpe jpeg jpf jpg jpx mpo pbm pgm png pnm ppm "
-    "tif tiff webp"
-)
-_NOT_READ = "dds emf eps exr hdr icns ico jxl jxr pcx psd qoi sgi svg svgz tga wdp wmf xcf"
-SUFFIXES = frozenset(f".{name}" for name in (*_READ.split(), *_NOT_READ.split())) | RAW
-"""Suffixes of images, also of formats that cannot be read, so that such images are named and not just missing."""
 
 
 class ImageFile(NamedTuple):
@@ -31,7 +26,7 @@ def list_images(places: Sequence[str | Path], leave_out: LeaveOut | None = None)
 
     The folders in a folder, or in its train/ and test/, are classes and name the labels. Images directly in a folder
     get its name as label if several folders are listed, as by a shell's `birds/*`, and otherwise none; files get none.
-    A table has the columns path and, optionally, label.
+    A table has the columns path and, optionally, label. A tar file or a folder of Arrow files stands for its images.
     """
     paths = [Path(place) for place in places]
     several = sum(path.is_dir() for path in paths) > 1
@@ -49,15 +44,24 @@ def list_images(places: Sequence[str | Path], leave_out: LeaveOut | None = None)
 
 
 def _images_at(path: Path, several: bool, passed: list[LeftOut]) -> Sequence[tuple[Path, str | None]]:
+    if files := arrow_files(path):
+        return [pair for file in files for pair in _images_inside(file, "label")]
     if path.is_dir():
         return _images_in_folder(path, several, passed)
-    if not path.exists():
+    if path.suffix.lower() == ".tar" and path.is_file():
+        return _images_inside(str(path), "auto")
+    if not path.exists() and archive_of(path) is None:
         raise NearkinError(f"There is no file or folder {path}.")
-    if not path.is_file():
+    if path.exists() and not path.is_file():
         raise NearkinError(f"{path} is a pipe or a device: name image files, folders or csv tables.")
     if path.suffix.lower() != ".csv":
         return [(path, None)]
     return [(path.parent / row["path"], row.get("label") or None) for _, row in read_table(path, required=("path",))]
+
+
+def _images_inside(file: str, label: str) -> list[tuple[Path, str | None]]:
+    table, codes, keys = indexed(file, label)
+    return [(table.path(row), keys[code]) for row, code in enumerate(codes.tolist())]
 
 
 def _images_in_folder(top: Path, several: bool, passed: list[LeftOut]) -> list[tuple[Path, str | None]]:
@@ -181,8 +185,17 @@ def lines(path: Path) -> Iterator[tuple[int, str]]:
 
 def missing_or_empty(paths: Sequence[Path]) -> dict[int, str]:
     """Return the rows whose file is missing or empty, with that word."""
-    sizes = [os.path.getsize(path) if os.path.isfile(path) else -1 for path in paths]
+    sizes = [file_size(path) for path in paths]
     return {row: "missing" if size < 0 else "empty" for row, size in enumerate(sizes) if size <= 0}
+
+
+def file_size(path: Path | str) -> int:
+    """Return the bytes of an image; -1 if there is no such file."""
+    try:
+        known = os.stat(path)
+    except OSError:
+        return locate(path).size  # in another file
+    return known.st_size if stat.S_ISREG(known.st_mode) else -1
 
 
 def describe_skipped(bad: dict[int, str], paths: Sequence[Path], *, root: Path) -> list[str]:

@@ -2,11 +2,11 @@
 
 import hashlib
 import os
-from contextlib import suppress
 from typing import NamedTuple
 
 from torch import Tensor
 
+from nearkin.data.image_files import file_size
 from nearkin.data.images import Dataset, Images
 
 
@@ -32,11 +32,5 @@ def _rows(images: Images) -> list[tuple[str, str, int]]:
         pixels = [image.cpu().contiguous().numpy().tobytes() for image in images.sources]
         files = [(hashlib.blake2b(data, digest_size=6).hexdigest(), len(data)) for data in pixels]
     else:
-        files = [(os.path.basename(str(path)), _size(path)) for path in images.sources]
+        files = [(os.path.basename(str(path)), max(0, file_size(path))) for path in images.sources]
     return [(name, *file) for name, file in zip(names, files, strict=True)]
-
-
-def _size(path: object) -> int:
-    with suppress(OSError):
-        return os.path.getsize(str(path))
-    return 0

@@ -8,6 +8,7 @@ from typing import NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
+from nearkin.data.paths import Paths, joined_paths
 from nearkin.errors import NearkinError
 
 Key = TypeVar("Key", int, str)
@@ -18,7 +19,7 @@ Progress = Callable[[int, int], None] | None  # called with (done, total)
 class Images:
     """Image files, or pixels already in memory, with dense labels and the names of the classes."""
 
-    sources: Sequence[Path] | Tensor  # N files, or uint8 [N, C, H, W]
+    sources: Sequence[Path] | Tensor  # N files, kept as Paths; or uint8 [N, C, H, W]
     labels: Tensor  # [N] int64, 0 … classes-1, every class present
     names: tuple[str, ...]
     query: Tensor | None = None  # [N] bool; with gallery: the query/gallery protocol. None: leave-self-out
@@ -26,6 +27,8 @@ class Images:
     at_most: int = 0  # the short side to which they are reduced when they are opened (0: they are not)
 
     def __post_init__(self) -> None:
+        if not isinstance(self.sources, Tensor):
+            object.__setattr__(self, "sources", Paths.of(self.sources))
         if (self.query is None) != (self.gallery is None):
             raise NearkinError("Images need both a query and a gallery mask, or neither.")
         for what, values in (("labels", self.labels), ("query", self.query), ("gallery", self.gallery)):
@@ -62,7 +65,7 @@ class Images:
         present, labels = torch.unique(self.labels[rows], return_inverse=True)
         sources = self.sources
         return Images(
-            sources=sources[rows] if isinstance(sources, Tensor) else [sources[row] for row in rows.tolist()],
+            sources=sources[rows] if isinstance(sources, Tensor) else Paths.of(sources).take(rows),
             labels=labels,
             names=tuple(self.names[c] for c in present.tolist()),
             query=None if self.query is None else self.query[rows],
@@ -116,18 +119,28 @@ def joined(parts: Sequence[Images]) -> Images:
     names = tuple(dict.fromkeys(name for part in parts for name in part.names))
     number = {name: c for c, name in enumerate(names)}
     labels = torch.cat([torch.tensor([number[name] for name in part.names])[part.labels] for part in parts])
-    sources = [part.sources for part in parts]
-    if pixels := [source for source in sources if isinstance(source, Tensor)]:
+    if pixels := [part.sources for part in parts if isinstance(part.sources, Tensor)]:
         return Images(torch.cat(pixels), labels, names)
-    return Images([path for paths in sources for path in paths], labels, names)
+    return Images(joined_paths([part.sources for part in parts]), labels, names)  # type: ignore[misc]
 
 
 def from_keys(paths: Sequence[Path], keys: Sequence[Key], *, names: Mapping[Key, str] | None = None) -> Images:
     """Build images whose classes are the sorted keys; `names` maps a key to the name of its class."""
+    number: dict[Key, int] = {}
+    codes = torch.tensor([number.setdefault(key, len(number)) for key in keys], dtype=torch.int64)
+    return from_codes(paths, codes, list(number), names=names)
+
+
+def from_codes(
+    paths: Sequence[Path], codes: Tensor, keys: Sequence[Key], *, names: Mapping[Key, str] | None = None
+) -> Images:
+    """Build images whose classes are those of the keys that are used, sorted; codes [N] are numbers of keys."""
+    used, codes = torch.unique(codes.long(), return_inverse=True)
+    keys = [keys[code] for code in used.tolist()]
     order = sorted_keys(keys)
     label = {key: c for c, key in enumerate(order)}
     called = tuple(str(key) if names is None else names[key] for key in order)
-    return Images(list(paths), torch.tensor([label[key] for key in keys], dtype=torch.int64), called)
+    return Images(paths, torch.tensor([label[key] for key in keys], dtype=torch.int64)[codes], called)
 
 
 def sorted_keys(keys: Iterable[Key]) -> list[Key]:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from nearkin.data.image_files import (
     beside_train_and_test,
@@ -38,11 +39,11 @@ def read_folder(path: Path) -> Dataset:
         test, more = _read_classes(parts[1], passed, root=path) if len(parts) > 1 else (no_images(), [])
         if others := [folder.name for folder in subfolders(path) if folder.name not in ("train", "test")]:
             more.append(f"Folders beside train and test left out: {listed(others)}.")
-        data = Dataset("folder", train, test, (*notes, *more), small_grey=_small_grey(train))
+        data = Dataset("folder", train, test, (*notes, *more), small_grey=small_grey(train))
     else:
         passed = []
         images, notes = _read_classes(path, passed, root=path)
-        data = _halved("folder", images, notes, without="train/ and test/ folders")
+        data = halved("folder", images, notes, without="train/ and test/ folders")
     return replace(data, left_out=tuple(passed))
 
 
@@ -73,7 +74,8 @@ def _left_out(names: list[str], one: str, many: str) -> list[str]:
     return [f"{counted(len(names), one, many)} left out: {listed(names)}."] if names else []
 
 
-def _halved(name: str, images: Images, notes: list[str], *, without: str) -> Dataset:
+def halved(name: str, images: Images, notes: list[str], *, without: str) -> Dataset:
+    """Return a data set of the first half of the classes and the second; fewer than four are split by their images."""
     if images.classes < 4:
         return _halved_within_classes(name, images, notes)
     train, test = in_halves(images)
@@ -81,7 +83,7 @@ def _halved(name: str, images: Images, notes: list[str], *, without: str) -> Dat
         f"No {without}: the first {train.classes:,} classes by name ({train.names[0]} … {train.names[-1]}) train, "
         f"the other {test.classes:,} ({test.names[0]} … {test.names[-1]}) test."
     )
-    return Dataset(name, train, test, tuple(notes), small_grey=_small_grey(images), split=note)
+    return Dataset(name, train, test, tuple(notes), small_grey=small_grey(images), split=note)
 
 
 def _halved_within_classes(name: str, images: Images, notes: list[str]) -> Dataset:
@@ -98,13 +100,13 @@ def _halved_within_classes(name: str, images: Images, notes: list[str]) -> Datas
         "tests, the others train. The scores say how well new images of these classes find each other, and nothing "
         "about unseen classes, for which at least 4 classes are needed."
     )
-    return Dataset(name, train, test, tuple(notes), small_grey=_small_grey(images), split=note)
+    return Dataset(name, train, test, tuple(notes), small_grey=small_grey(images), split=note)
 
 
-def _small_grey(images: Images) -> bool:
+def small_grey(images: Images) -> bool:
     """Whether a sample of the image files, spread over all classes, is small and grey as far as it can be read."""
-    paths = [Path(str(path)) for path in images.sources]
-    return all_small_grey(paths[:: len(paths) // 32 + 1])
+    assert not isinstance(images.sources, Tensor)
+    return all_small_grey(images.sources[:: len(images) // 32 + 1])
 
 
 class _Row(NamedTuple):
@@ -128,10 +130,10 @@ def read_csv(path: Path) -> Dataset:
     notes += _left_out(lost, "class without images", "classes without images")
     if good and not good[0].split:
         images = from_keys([row.path for row in good], [row.label for row in good])
-        data = _halved("csv", images, notes, without="split column")
+        data = halved("csv", images, notes, without="split column")
     else:
         train, test = (_split(good, split, path, notes) for split in ("train", "test"))
-        data = Dataset("csv", train, test, tuple(notes), small_grey=_small_grey(train))
+        data = Dataset("csv", train, test, tuple(notes), small_grey=small_grey(train))
     return replace(data, left_out=tuple(LeftOut(rows[number].path, f"it is {word}") for number, word in bad.items()))
 
 

@@ -7,6 +7,7 @@ the entry alone has changed, as by a copy that keeps the time, is the content re
 import os
 from pathlib import Path
 
+from nearkin.data.pixels.archives import file_of
 from nearkin.data.pixels.cache import digest
 from nearkin.data.pixels.decode import BadImage, read_bytes
 
@@ -38,7 +39,7 @@ def needs_renewal(stamp: str | None, path: str) -> bool:
 def _times(path: str) -> str | None:
     """Size, time of change of the content, and time of change of the entry, which no program can set."""
     try:
-        known = os.stat(path)
+        known = os.stat(file_of(path))
     except OSError:
         return None
     return f"{known.st_size} {known.st_mtime_ns} {known.st_ctime_ns}"

@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 
 from nearkin.data.datasets import at_path, path_of
+from nearkin.data.own_archives import tar_files
 from nearkin.errors import NearkinError
 from nearkin.files import Json, read_json
 from nearkin.training.run_folder import RunFolder
@@ -33,16 +34,21 @@ def find_data(run: RunFolder) -> str:
     if written is None:
         return data
     places = config.get("data_places", {})  # older runs have none
-    if written.exists() and str(written.absolute()) == places.get(ABSOLUTE):
+    if _is_there(written) and str(written.absolute()) == places.get(ABSOLUTE):
         return data
     tried = [Path(places[ABSOLUTE])] if ABSOLUTE in places else [written]
     if places.get(RELATIVE):
         tried.append(Path(os.path.normpath(run.path.resolve() / places[RELATIVE])))
     for place in tried:
-        if place.exists():
+        if _is_there(place):
             return at_path(data, place)
     name = data.partition(":")[0]
     raise NearkinError(
         f"The data of {run.path} are no longer at {' or '.join(map(str, tried))}: give their new location with "
         f"--data {name}:PATH."
     )
+
+
+def _is_there(place: Path) -> bool:
+    """Whether there are data at a path, or at names of its pattern."""
+    return place.exists() or bool(tar_files(place))

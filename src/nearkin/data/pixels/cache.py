@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from nearkin.data.images import Progress
-from nearkin.data.pixels.decode import BadImage, decode, measure, read_bytes
+from nearkin.data.pixels.decode import BadImage, decode, measure, read_bytes, stored_sizes
 from nearkin.data.pixels.threads import map_in_threads
 from nearkin.data.pixels.tiles import TILE, Packed, first_tiles, tile_counts, write_tiles
 from nearkin.errors import NearkinError
@@ -191,15 +191,18 @@ def measure_all(files: Files, cached: Sequence[CachedImage | None]) -> tuple[Ten
         except BadImage as error:
             return BadImage(error.path, error.reason, row=row)
 
-    sizes = [(0, 0) if found is None else found.pack.sizes[found.row] for found in cached]
-    unknown = [row for row, found in enumerate(cached) if found is None]
-    bad = []
-    for row, found in zip(unknown, map_in_threads(look, unknown, progress=files.progress), strict=True):
-        if isinstance(found, BadImage):
-            bad.append(found)
-        else:
-            sizes[row] = found
-    return torch.tensor(sizes, dtype=torch.int64).view(-1, 2), bad
+    known = getattr(files.paths, "shapes", None)
+    size = torch.zeros(len(cached), 2, dtype=torch.int64)
+    if known is not None:
+        size = stored_sizes(known, files.short_side, enlarge=files.enlarge)
+    found = {row: image.pack.sizes[image.row] for row, image in enumerate(cached) if image is not None}
+    size[list(found)] = torch.tensor(list(found.values()), dtype=torch.int64).view(-1, 2)
+    unknown = (size[:, 0] == 0).nonzero().flatten().tolist()
+    looked = map_in_threads(look, unknown, progress=files.progress)
+    bad = [image for image in looked if isinstance(image, BadImage)]
+    measured = [(0, 0) if isinstance(one, BadImage) else one for one in looked]
+    size[unknown] = torch.tensor(measured, dtype=torch.int64).view(-1, 2)
+    return size, bad
 
 
 def decode_all(

@@ -27,6 +27,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from nearkin.data.images import LeftOut, counted, listed
+from nearkin.data.paths import Place
+from nearkin.data.pixels.archives import locate
 from nearkin.errors import NearkinError
 
 try:
@@ -62,6 +64,14 @@ FORMATS: tuple[str, ...] = (
 RAW = frozenset({".arw", ".cr2", ".cr3", ".dng", ".nef", ".orf", ".pef", ".raf", ".rw2", ".srw"})
 """Suffixes of cameras' raw files. Many are TIFF files in which Pillow finds only a thumbnail."""
 
+_READ = (
+    "avif avifs bmp gif heic heics heif heifs hif j2c j2k jfif jp2 jpc jpe jpeg jpf jpg jpx mpo pbm pgm png pnm ppm "
+    "tif tiff webp"
+)
+_NOT_READ = "dds emf eps exr hdr icns ico jxl jxr pcx psd qoi sgi svg svgz tga wdp wmf xcf"
+SUFFIXES = frozenset(f".{name}" for name in (*_READ.split(), *_NOT_READ.split())) | RAW
+"""Suffixes of images, also of formats that cannot be read, so that such images are named and not just missing."""
+
 FILE_LIMIT = 2**30
 """Bytes of the largest file that is read: more than an image of PIXEL_LIMIT needs without compression."""
 
@@ -73,6 +83,7 @@ SMALL = 64
 
 _GREY = ("1", "L", "LA", "I")  # Pillow's grey modes
 _MAGIC = 32  # bytes by which a format is recognised
+_HEAD, _JPEG = 2**16, b"\xff\xd8\xff"  # bytes that usually tell the size of a JPEG, and its first ones
 _BRANDS = {  # of the box `ftyp` at the start of a file; AVIF first, since its files may name those of HEIF as well
     "AVIF": {b"avif", b"avis"},
     "HEIF": {b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1"},
@@ -116,7 +127,7 @@ def describe_misnamed(paths: Iterable[Path]) -> list[str]:
     names = []
     for path in paths:
         try:
-            with open_regular(path) as file:
+            with open_image(path) as file:
                 found = format_of(file.read(_MAGIC))
         except (BadImage, OSError):  # reported where it is decoded
             continue
@@ -149,7 +160,7 @@ def format_of(start: bytes) -> str | None:
 def looks_like_image(path: Path) -> bool:
     """Whether the first bytes of a file are those of an image, of whatever format."""
     try:
-        with open_regular(path) as file:
+        with open_image(path) as file:
             start = file.read(_MAGIC)
     except (BadImage, OSError):
         return False
@@ -185,51 +196,55 @@ def stored_size(height: int, width: int, short_side: int, enlarge: bool = True) 
     return height * wanted // side, width * wanted // side
 
 
-def open_regular(path: Path) -> IO[bytes]:
-    """Open a file that can be read to its end within FILE_LIMIT, or raise a BadImage.
+def stored_sizes(shapes: Tensor, short_side: int, *, enlarge: bool = True) -> Tensor:
+    """Return what `stored_size` does for heights and widths [N, 2]; 0 stays 0."""
+    side = shapes.amin(1, keepdim=True)
+    wanted = side.new_full((), short_side) if enlarge else side.clamp_max(short_side)
+    return torch.minimum(shapes, 2 * side) * wanted // side.clamp_min(1)
+
+
+def open_regular(path: Path, *, limited: bool = True) -> IO[bytes]:
+    """Open a file that can be read to its end, within FILE_LIMIT if `limited`, or raise a BadImage.
 
     A named pipe or a device is refused: it would block, or never end.
     """
     try:
-        _check_regular(path, os.stat(path))  # first, because opening a device can already act on it
+        _check_regular(path, os.stat(path), limited)  # first, because opening a device can already act on it
         # Without O_NONBLOCK, a pipe that has taken the file's place since would block here.
         number = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         raise BadImage(path, "there is no such file") from None
     except OSError as error:
         raise _unreadable(path, error) from None
     try:
-        _check_regular(path, os.fstat(number))
+        _check_regular(path, os.fstat(number), limited)
     except BadImage:
         os.close(number)
         raise
     return os.fdopen(number, "rb")
 
 
-def _check_regular(path: Path, known: os.stat_result) -> None:
+def _check_regular(path: Path, known: os.stat_result, limited: bool) -> None:
     if not stat.S_ISREG(known.st_mode):
         kinds = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a named pipe", stat.S_IFSOCK: "a socket"}
         kind = kinds.get(stat.S_IFMT(known.st_mode), "a device")
         raise BadImage(path, f"it cannot be read, because it is {kind} and not a file")
-    if known.st_size > FILE_LIMIT:
-        raise BadImage(path, f"{known.st_size:,} bytes are over the limit of {FILE_LIMIT:,} for one file")
+    if limited and known.st_size > FILE_LIMIT:
+        raise _too_large(path, known.st_size)
+
+
+def _too_large(path: Path | str, size: int) -> BadImage:
+    return BadImage(path, f"{size:,} bytes are over the limit of {FILE_LIMIT:,} for one file")
 
 
 def _unreadable(path: Path | str, error: OSError) -> BadImage:
     return BadImage(path, f"it cannot be read ({error.strerror or error})")
 
 
-class Place(NamedTuple):
-    """Where the bytes of an image are."""
-
-    file: str
-    offset: int = 0
-    size: int = -1  # all that there are
-
-
-def locate(path: Path) -> Place:
-    """Return where the bytes of an image are."""
-    return Place(str(path))
+def open_image(path: Path | str) -> IO[bytes]:
+    """Open the bytes of an image for reading, or raise a BadImage."""
+    place = locate(path)
+    return open_regular(Path(place.file)) if place.size < 0 else io.BytesIO(read_place(place, path))
 
 
 def read_bytes(path: Path) -> bytes:
@@ -239,12 +254,13 @@ def read_bytes(path: Path) -> bytes:
 
 def read_place(place: Place, path: Path | str) -> bytes:
     """Return the bytes of an image from its place; `path` is what the message of a BadImage names."""
-    with open_regular(Path(place.file)) as file:
+    within = place.size >= 0
+    if place.size > FILE_LIMIT:
+        raise _too_large(path, place.size)
+    with open_regular(Path(place.file), limited=not within) as file:
         try:
             file.seek(place.offset)
-            data = file.read(
-                os.fstat(file.fileno()).st_size if place.size < 0 else place.size
-            )  # bounded, even if the file grows meanwhile
+            data = file.read(place.size if within else os.fstat(file.fileno()).st_size)  # bounded, even if it grows
         except OSError as error:
             raise _unreadable(path, error) from None
     if not data:
@@ -254,21 +270,37 @@ def read_place(place: Place, path: Path | str) -> bytes:
 
 def measure(path: Path, *, short_side: int, enlarge: bool = True, limit: int = PIXEL_LIMIT) -> tuple[int, int]:
     """Return the size an image will be stored at, from its header alone."""
+    return stored_size(*shown_size(path, limit=limit), short_side, enlarge=enlarge)
+
+
+def shown_size(path: Path, place: Place | None = None, *, limit: int = PIXEL_LIMIT) -> tuple[int, int]:
+    """Return the height and width of an image as it is shown, from its header alone; `place` is known or looked up."""
+    place = place or locate(path)
+    if place.size > _HEAD:  # of a JPEG in an archive, the beginning is enough unless it says otherwise
+        start = read_place(place._replace(size=_HEAD), path)
+        with suppress(BadImage):
+            if start.startswith(_JPEG):
+                return _size_of(io.BytesIO(start), path, limit)
+    if place.size >= 0:
+        return _size_of(io.BytesIO(read_place(place, path)), path, limit)
     try:
-        with open_regular(path) as file, _open(file, path, limit) as image:
-            width, height = image.size
-            sideways = _orientation(image, file) in _SIDEWAYS
+        with open_regular(Path(place.file)) as file:
+            return _size_of(file, path, limit)
     except OSError as error:
         raise _unreadable(path, error) from None
-    shape = (width, height) if sideways else (height, width)
-    return stored_size(*shape, short_side, enlarge=enlarge)
+
+
+def _size_of(file: IO[bytes], path: Path, limit: int) -> tuple[int, int]:
+    with _open(file, path, limit) as image:
+        width, height = image.size
+        return (width, height) if _orientation(image, file) in _SIDEWAYS else (height, width)
 
 
 def all_small_grey(paths: Iterable[Path]) -> bool:
     """Whether all images that can be read are grey and have a short side of at most SMALL, by their headers alone."""
     found = []
     for path in paths:
-        with suppress(BadImage, OSError), open_regular(path) as file, _open(file, path, PIXEL_LIMIT) as image:
+        with suppress(BadImage, OSError), open_image(path) as file, _open(file, path, PIXEL_LIMIT) as image:
             found.append(image.mode.split(";")[0] in _GREY and min(image.size) <= SMALL)
     return bool(found) and all(found)
 

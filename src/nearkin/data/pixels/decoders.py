@@ -23,7 +23,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from nearkin.data.pixels.decode import BadImage, Place, decode, read_place
+from nearkin.data.paths import Place
+from nearkin.data.pixels.decode import BadImage, decode, read_place
 from nearkin.data.pixels.threads import cores
 from nearkin.data.pixels.tiles import TILE, tile_counts, write_tiles
 

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from nearkin import ranks
 from nearkin.data.images import Dataset, Images, LeaveOut, Progress, counted, listed
+from nearkin.data.paths import Paths
 from nearkin.data.pixels.cache import (
     DamagedPack,
     Files,
@@ -106,7 +107,7 @@ def open_store(
         packed = packed.to(device) if chosen == "device" else packed
         return MemoryStore(packed, channels=channels, device=device, near_enough=True), images, []
     kept = _KEPT.get()
-    key = (short_side, enlarge, str(device), channels, location, tuple(images.sources))
+    key = (short_side, enlarge, str(device), channels, location, images.sources)
     if kept is not None and key in kept.stores:
         store, bad = kept.stores.pop(key)
     else:
@@ -165,7 +166,7 @@ def _open_files(
     how: dict[str, Any] = {"channels": files.channels, "device": device}
     if chosen == "stream":
         good = _good_rows(size, bad)
-        paths = [files.paths[row] for row in good.tolist()]
+        paths = Paths.of(files.paths).take(good)
         how |= {"short_side": files.short_side, "enlarge": files.enlarge}
         return StreamStore(paths, size[good], **how) if paths else None, bad
     memory = device if chosen == "device" else torch.device("cpu")
