@@ -108,6 +108,16 @@ def test_public_references(spec):
     assert float(m(x, y, references=(pair.vectors, pair.labels.int())).detach()) == pytest.approx(expected, rel=1e-8)
 
 
+@pytest.mark.parametrize("spec", PAIR_SPECS)
+def test_without_references_there_are_no_pairs(spec):
+    m = build(spec).double()
+    x, y = batch(7)
+    loss = m(x.requires_grad_(), y, references=(x[:0], y[:0]))
+    empty_slot = References(x.new_zeros(1, DIM), torch.tensor([-1]))
+    torch.testing.assert_close(loss, m.objective(relate(x, y, empty_slot, m.space)))
+    assert gradient(loss, x).isfinite().all()
+
+
 def pairs_of(y):
     """All positive and negative pairs of a batch, as the miners list them."""
     same = y[:, None] == y

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from nearkin.errors import NearkinError
-from nearkin.methods.relation import References
+from nearkin.methods.relation import EMPTY, References
 from nearkin.space import Space, at_least_float32, norm
 
 
@@ -26,9 +26,11 @@ def check_batch(
         raise NearkinError(f"Labels are integers; got {y.dtype}: call labels.long().")
     if torch.compiler.is_compiling():  # the values would break the graph
         return
-    if y.device.type == "cpu" and not 0 <= int(y.min()) <= int(y.max()) < (classes or float("inf")):
-        limit = "" if classes is None else f" to {classes - 1} here"
-        raise NearkinError(f"Labels run from 0{limit}; got {int(y.min())} to {int(y.max())}.")
+    if y.device.type == "cpu":
+        first, last = (int(label) for label in y.long().aminmax())  # uint16 has no minimum
+        if not 0 <= first <= last < (classes or float("inf")):
+            limit = "" if classes is None else f" to {classes - 1} here"
+            raise NearkinError(f"Labels run from 0{limit}; got {first} to {last}.")
     if x.device.type == "cpu" and space.norm_floor is None:
         longest, most = float(norm(at_least_float32(x.detach())).max()), space.norm_limit(x.dtype, factors=4)
         if not longest < most:  # nor is NaN
@@ -48,4 +50,6 @@ def check_references(references: References | tuple[Tensor, Tensor], x: Tensor) 
         )
     if refs.labels.is_floating_point() or refs.labels.dtype == torch.bool:
         raise NearkinError(f"The labels of references are integers; got {refs.labels.dtype}.")
+    if not len(refs.labels):  # one empty slot, since nothing has no largest value
+        return References(refs.vectors.new_zeros(1, x.shape[1]), refs.labels.new_full((1,), EMPTY, dtype=torch.int64))
     return refs

@@ -35,7 +35,7 @@ def sample_weights(y: Tensor, by_sample: Tensor | None, by_class: Tensor | None)
         return by_sample
     if by_class.ndim != 1:
         raise NearkinError(f"class_weights has one number per class; got {list(by_class.shape)}.")
-    if not (y.is_cuda or torch.compiler.is_compiling()) and int(y.max()) >= len(by_class):
-        raise NearkinError(f"class_weights has {len(by_class)} numbers, but a label is {int(y.max())}.")
+    if not (y.is_cuda or torch.compiler.is_compiling()) and int(y.long().max()) >= len(by_class):
+        raise NearkinError(f"class_weights has {len(by_class)} numbers, but a label is {int(y.long().max())}.")
     weights = by_class[y.long()]
     return weights if by_sample is None else by_sample * weights
