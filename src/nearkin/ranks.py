@@ -218,6 +218,57 @@ def spread(t: Tensor) -> Tensor:
     return out
 
 
+class _Collect(torch.autograd.Function):
+    @staticmethod
+    def forward(t: Tensor) -> Tensor:
+        return torch.cat(_all(t[None], [1] * size()))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # noqa: ARG004
+        own: Tensor = _Own.apply(gradient)  # type: ignore[no-untyped-call]
+        return own
+
+
+class _Own(torch.autograd.Function):
+    @staticmethod
+    def forward(t: Tensor) -> Tensor:
+        return t[rank()].clone()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # noqa: ARG004
+        return collect(gradient)
+
+
+def collect(t: Tensor) -> Tensor:
+    """What each rank has, [W, …], for all of them; the gradient of its own part returns to each."""
+    if size() == 1:
+        return t[None]
+    if t.dtype == torch.bool:  # of which gloo knows nothing
+        return collect(t.to(torch.uint8)).bool()
+    out: Tensor = _Collect.apply(t)  # type: ignore[no-untyped-call]
+    return out
+
+
+def on_host_of_first(t: Tensor, rows: list[int]) -> Tensor:
+    """The rows of all ranks, which have these numbers of them, in the memory of rank 0; elsewhere the own rows."""
+    if size() == 1:
+        return t
+    most = max(rows)
+    own = t.detach().cpu()
+    padded = torch.cat([own, own.new_zeros(most - len(own), *own.shape[1:])]) if len(own) < most else own.contiguous()
+    parts = [torch.empty_like(padded) for _ in rows] if is_first() else None
+    _call(dist.gather, padded, parts, 0, _host_group())
+    return own if parts is None else torch.cat([part[:n] for part, n in zip(parts, rows, strict=True)])
+
+
 def maximum(t: Tensor) -> Tensor:
     """The elementwise maximum over ranks, without a gradient."""
     return t if size() == 1 else _reduced(t.detach(), dist.ReduceOp.MAX)

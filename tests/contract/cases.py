@@ -7,11 +7,13 @@ import oracles
 import torch
 
 from nearkin import ranks
+from nearkin.methods import cut_proxies
 from nearkin.methods.base import Method, Step
 from nearkin.methods.catalogue import method
 from nearkin.methods.losses import LOSSES
 from nearkin.methods.relation import References
 from nearkin.methods.strategies import STRATEGIES
+from nearkin.training.optimiser import clip_norm
 
 CLASSES, DIM = 5, 4
 
@@ -185,13 +187,16 @@ class Blobs(NamedTuple):
 class Run:
     """The loop of a training run on blobs with all six verbs; `state` is all it needs to resume."""
 
-    def __init__(self, spec, *, seed=0, lr=0.05, dtype=torch.float32):
+    def __init__(self, spec, *, seed=0, lr=0.05, dtype=torch.float32, cut=False, clip=0.0):
         torch.manual_seed(seed)
         blobs = Blobs.make()
         self.blobs = blobs._replace(points=blobs.points.to(dtype))
         self.model = torch.nn.Linear(self.blobs.points.shape[1], 8).to(dtype)
         self.method = method(spec, classes=8, dim=8).to(dtype)
         self.method.bind(self.model)
+        if cut:
+            cut_proxies.cut(self.method)
+        self.cut, self.clip = {id(p) for p in cut_proxies.cut_parameters(self.method)}, clip
         groups = [{"params": list(self.model.parameters()), "lr": lr}, *self.method.groups(lr / 50)]
         self.optimiser = torch.optim.Adam(groups)
         self.size = 8 * (self.method.images_per_class or 4)
@@ -214,8 +219,10 @@ class Run:
             self.optimiser.zero_grad()
             loss.backward()
             parameters = [p for group in self.optimiser.param_groups for p in group["params"]]
-            ranks.average(p.grad for p in parameters if p.grad is not None)
+            ranks.average(p.grad for p in parameters if p.grad is not None and id(p) not in self.cut)
             self.method.after_backward(self.model)
+            if self.clip:
+                clip_norm(parameters, self.clip, self.cut)
             self.optimiser.step()
             self.method.after_step(step)
             self.losses.append(float(loss.detach()))

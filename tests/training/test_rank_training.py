@@ -13,8 +13,8 @@ from torch import nn
 import nearkin as nk
 from nearkin import ranks
 from nearkin.files import read_json, read_tensors
-from nearkin.methods.base import Method
 from nearkin.training import loop
+from nearkin.training.checkpoint import read_classes
 from nearkin.training.launch import Interrupted
 from nearkin.training.run_folder import RunFolder
 
@@ -57,6 +57,7 @@ CASES = {
     "profs": {"method": "profs(steps=2, weight=0.1, plain_representatives=True)", "select": "validation"},
     "ccp": {"method": "ccp(per_class=1, pool=2, every=1, anchors=samples)", "augment": "jitter"},
     "folds": {"method": "vcpa", "folds": 2, "epochs": 2},
+    "cut": {"method": "vcpa(soft_triple(per_class=2), newton=False, steps=2)", "cut_proxies": True, "clip_norm": 1.0},
     "view": {"method": "multi_similarity", "test_view": "auto", "snapshots": "0,3", "evaluate_every": 1},
 }
 
@@ -84,6 +85,10 @@ def test_two_ranks_train_what_one_does(tmp_path):
             assert sorted(p.name for p in one.iterdir()) == sorted(p.name for p in two.iterdir())
             if (one / "checkpoint.safetensors").exists():
                 assert_same(one, two)
+            known = [read_classes(RunFolder(each).classes) for each in (one, two)]
+            assert len({None if each is None else each.proxies.shape for each in known}) == 1
+            for column, values in {} if known[0] is None else known[0].columns.items():
+                torch.testing.assert_close(known[1].columns[column], values, msg=column)
             scores = [read_json(RunFolder(each).result)["scores"] for each in (one, two)]
             assert scores[0] == scores[1]
 
@@ -91,29 +96,31 @@ def test_two_ranks_train_what_one_does(tmp_path):
 def train_until_killed(out, last, resume):
     """Train and save every step; the last rank is gone after step `last`."""
     loop.SAVE_SECONDS = 0
-    after_step = Method.after_step
 
-    def lose(self, step):
-        after_step(self, step)
-        if ranks.rank() == ranks.size() - 1 and getattr(self, "count_on_host", None) == last:
+    def lose(self, _):
+        if ranks.rank() == ranks.size() - 1 and self.step == last:
             os._exit(1)
 
-    Method.after_step = lose
-    train(out, **({"resume": True} if resume else {**SETTINGS, **CASES["profs"]}))
+    loop.Training._show_status = lose
+    train(out, **({"resume": True} if resume else {**SETTINGS, **KILLED}))
 
 
 def train_to_end(out, other):
     train(out, resume=True)
-    train(other, **{**SETTINGS, **CASES["profs"]})
+    train(other, **{**SETTINGS, **KILLED})
+
+
+KILLED = {"method": "ccp(contrastive(negative=1), per_class=2, pool=3, every=1)", "cut_proxies": True}
+KILLED |= {"check_every": 2, "images_per_class": 0, "batch": 29}
 
 
 def test_a_run_that_lost_a_rank_resumes_on_another_number_of_ranks(tmp_path):
     out, other = tmp_path / "killed", tmp_path / "whole"
-    for count, last in ((2, 3), (3, 8)):
+    for count, last in ((2, 4), (3, 9)):
         with pytest.raises(AssertionError, match=r"Rank 0 stopped, because another rank did .*: resume from the last"):
             on_ranks(count, train_until_killed, out, last, count > 2)
         about = read_tensors(RunFolder(out).checkpoint)[1]
-        assert about["step"] == last
+        assert about["step"] == last - 1
     on_ranks(1, train_to_end, out, other)
     assert_same(out, other)
 

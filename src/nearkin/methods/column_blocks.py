@@ -13,6 +13,9 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from nearkin import ranks
+from nearkin.errors import NearkinError
+
 By = Literal["row", "column"]
 
 BLOCK = 2**24
@@ -39,6 +42,7 @@ class Columns(NamedTuple):
     classes: int
     width: int  # classes per block; the last block may have fewer
     own: Tensor | None = None  # [B] which class each sample is of, for the block OWN
+    cut: bool = False  # other ranks have the columns of other classes
 
     @property
     def numbers(self) -> range:
@@ -108,12 +112,19 @@ class Pairs:
     @classmethod
     def of(cls, whole: Tensor, columns: Columns) -> "Pairs":
         """The blocks of a tensor."""
+        if columns.own is None:  # one block
+            return cls(lambda _: whole, columns, whole.shape, whole)
         per_class = whole.shape[1] // columns.classes
         parts = _Cut.apply(whole, columns.width * per_class, columns.own_columns(per_class))  # type: ignore[no-untyped-call]
         return cls(parts.__getitem__, columns, whole.shape, whole)  # the last is OWN
 
     def whole(self) -> Tensor:
         """The tensor."""
+        if self.columns.cut:
+            raise NearkinError(
+                "This method compares a sample with all proxies at once, of which each process has only some: leave "
+                "out cut_proxies."
+            )
         if self.known is not None:
             return self.known
         return torch.cat([self.part(number) for number in self.columns.numbers], 1)
@@ -130,6 +141,8 @@ class Pairs:
     def __getattr__(self, name: str) -> Any:
         attribute = getattr(Tensor, name)
         if not callable(attribute):
+            if self.columns.cut and name in ("device", "dtype", "is_cuda"):
+                return getattr(self.part(0), name)
             return getattr(self.whole(), name)
         return lambda *args, **options: self.__torch_function__(attribute, (), (self, *args), options)
 
@@ -194,8 +207,11 @@ def reduced(
     def part(number: int) -> Tensor:
         return reduce(*(columns.block(a, number, shape) for a in args))
 
-    if torch.is_grad_enabled():
+    if torch.is_grad_enabled() and len(columns.numbers) > 1:
         parts = [checkpoint(part, n, use_reentrant=False, preserve_rng_state=False) for n in columns.numbers]
     else:
         parts = [part(n) for n in columns.numbers]
-    return torch.cat(parts) if by == "column" else join(torch.stack(parts))
+    if by == "column":
+        return torch.cat(parts)
+    whole = join(torch.stack(parts))
+    return join(ranks.collect(whole)) if columns.cut else whole

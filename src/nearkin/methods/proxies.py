@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -33,6 +33,7 @@ class Proxies(PreciseModule):
     gradient is 0 in all other rows, so `Method.groups` asks for an optimiser that leaves them alone.
     """
 
+    per_proxy: ClassVar = {"vectors": 0, "labels": 0}
     labels: Tensor
     drawn: Tensor
     seed: Tensor
@@ -57,6 +58,7 @@ class Proxies(PreciseModule):
         if not 0 < sample_rate <= 1:
             raise NearkinError(f"sample_rate is a share of the classes, above 0 and at most 1, not {sample_rate}.")
         self.per_class, self.speed, self.initial, self.sample_rate = per_class, speed, initial, sample_rate
+        self.classes, self.held = classes, slice(0, classes)  # on several ranks that cut them, each holds some classes
         vectors = torch.randn(classes * per_class, dim) * (2 / (classes * per_class)) ** 0.5
         self.vectors = nn.Parameter(vectors)
         self.register_buffer("labels", torch.arange(classes).repeat_interleave(per_class))
@@ -67,8 +69,15 @@ class Proxies(PreciseModule):
             self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
 
     @property
-    def classes(self) -> int:
-        return len(self.labels) // self.per_class
+    def rows(self) -> slice:
+        """Which of the proxies of all classes these are."""
+        return slice(self.held.start * self.per_class, self.held.stop * self.per_class)
+
+    @property
+    def whole(self) -> int:
+        """The number of proxies on all ranks, if each has only some of them; else 0."""
+        count = self.classes * self.per_class
+        return count if len(self.labels) < count else 0
 
     @property
     def samples(self) -> bool:
@@ -78,11 +87,16 @@ class Proxies(PreciseModule):
     def references(self, y: Tensor | None = None) -> References:
         """All proxies as references, or in training those that a batch of classes y is compared with."""
         if not (self.samples and self.training) or y is None:
-            return References(self.vectors, self.labels, None, self.per_class)
-        classes = self._sample(y)
+            return References(self.vectors, self.labels, None, self.per_class, self.whole)
+        classes, whole = self._sample(y), 0
+        if self.whole:
+            whole = len(classes) * self.per_class
+            classes = classes[(classes >= self.held.start) & (classes < self.held.stop)] - self.held.start
+            if not len(classes):
+                raise NearkinError("sample_rate drew no class of a process: leave out cut_proxies or sample_rate.")
         rows = (classes[:, None] * self.per_class + torch.arange(self.per_class, device=y.device)).flatten()
         mark_rows(self.vectors, rows)
-        return References(self.vectors.index_select(0, rows), self.labels[rows], None, self.per_class)
+        return References(self.vectors.index_select(0, rows), self.labels[rows], None, self.per_class, whole)
 
     def _sample(self, y: Tensor) -> Tensor:
         """The classes of y and others at random, in ascending order; their number depends only on that of y."""
@@ -113,6 +127,9 @@ class Proxies(PreciseModule):
         position = torch.empty_like(labels)
         position[order] = torch.arange(len(labels), device=labels.device) - starts[labels[order]]
         slot = labels * self.per_class + position % self.per_class
+        if self.whole:
+            here = (slot >= self.rows.start) & (slot < self.rows.stop)
+            slot, x = slot[here] - self.rows.start, x[here]
         sums = torch.zeros_like(self.vectors).index_add_(0, slot, x.to(self.vectors.dtype))
         sizes = torch.bincount(slot, minlength=len(self.vectors))[:, None]
         # A class with fewer samples than proxies keeps its other proxies random.

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from nearkin import ranks
 from nearkin.errors import NearkinError
 from nearkin.methods.column_blocks import OWN, By, Columns, Pairs, cut_columns, reduced
 from nearkin.space import Space, full_precision, norm
@@ -27,6 +28,7 @@ class References(NamedTuple):
     labels: Tensor  # [R] int64; EMPTY for empty slots
     rows: Tensor | None = None  # [R] batch row of each reference, -1 if it is not in the batch
     per_class: int = 0  # K, if the references are proxies grouped by class; else 0
+    whole: int = 0  # their number on all ranks, if each has only some of them; else 0
 
 
 class Relation(NamedTuple):
@@ -42,6 +44,8 @@ class Relation(NamedTuple):
     per_class: int  # K, if the references are proxies grouped by class; else 0
     space: Space = Space.COSINE
     by_sample: bool = False  # losses are wanted per sample: see sum_terms
+    whole: int = 0  # the number of references on all ranks, if each has only some of them; else 0
+    spread_x: Tensor | None = None  # then x for pairs, whose gradient is the sum over ranks
 
     @property
     def T(self) -> "Relation":  # noqa: N802 (as Tensor.T)
@@ -161,18 +165,19 @@ def gram(w: Tensor) -> Tensor:
     return out
 
 
-def _compare(x: Tensor, refs: References, dtype: torch.dtype, space: Space) -> tuple[Tensor, Tensor, Tensor]:
-    """The samples and the references as points of the space, and their inner products."""
+def _compare(x: Tensor, refs: References, dtype: torch.dtype, space: Space) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The samples and the references as points of the space, and their inner products; last x for use in pairs."""
     a, floor = raise_precision(x, dtype, space), space.norm_floor
     if floor is not None:
         a = _Project.apply(a, floor)  # type: ignore[no-untyped-call]
     if refs.vectors is x:
-        return a, a, gram(a)
+        return a, a, gram(a), a
     w = raise_precision(refs.vectors, dtype, space)
+    in_pairs = ranks.spread(a) if refs.whole else a
     if floor is None:
-        return a, w, a @ w.T
-    products, v = _Compare.apply(a, w, floor)  # type: ignore[no-untyped-call]
-    return a, v, products
+        return a, w, in_pairs @ w.T, in_pairs
+    products, v = _Compare.apply(in_pairs, w, floor)  # type: ignore[no-untyped-call]
+    return a, v, products, in_pairs
 
 
 FLOAT16_NORM = 0.01
@@ -192,11 +197,16 @@ def relate(x: Tensor, y: Tensor, refs: References, space: Space) -> Relation:
     """Compare embeddings x [B, D] of classes y [B] with the references."""
     with full_precision(x):
         dtype = torch.float64 if torch.float64 in (x.dtype, refs.vectors.dtype) else torch.float32
-        a, v, products = _compare(x, refs, dtype, space)
-        s = space.similarity(products, a, v)
+        a, v, products, in_pairs = _compare(x, refs, dtype, space)
+        s = space.similarity(products, in_pairs, v)
     y, columns = y.long(), refs.labels.long()  # uint8 has no −1 for empty slots, narrow types cannot index
-    if (blocks := cut_columns(len(y), len(columns), refs.per_class)) is not None:
-        return _in_blocks(Relation(s, s, s, y, columns, a, v, refs.per_class, space), blocks)
+    blocks = cut_columns(len(y), len(columns), refs.per_class)
+    if refs.whole:
+        classes = len(columns) // refs.per_class
+        blocks = (blocks or Columns(classes, classes))._replace(cut=True)
+    if blocks is not None:
+        r = Relation(s, s, s, y, columns, a, v, refs.per_class, space)
+        return _in_blocks(r._replace(whole=refs.whole, spread_x=in_pairs) if refs.whole else r, blocks)
     pos = y[:, None] == columns
     neg = ~pos
     if not refs.per_class:  # proxies are never EMPTY
@@ -212,8 +222,9 @@ def _in_blocks(r: Relation, blocks: Columns) -> Relation:
     """The relation to very many proxies, none of them EMPTY, with pairs computed one block of columns at a time."""
 
     y, columns = r.rows[:, None], r.columns  # the blocks keep these, and not the vectors
-    labels = columns[:: len(columns) // blocks.classes].contiguous()  # ascending
-    blocks = blocks._replace(own=torch.searchsorted(labels, r.rows).clamp_max(len(labels) - 1))
+    if len(blocks.numbers) > 1:
+        labels = columns[:: len(columns) // blocks.classes].contiguous()  # ascending
+        blocks = blocks._replace(own=torch.searchsorted(labels, r.rows).clamp_max(len(labels) - 1))
 
     def same(number: int) -> Tensor:
         return y == blocks.narrow(columns, 0, number)
@@ -228,13 +239,19 @@ def at_own_classes(r: Relation, weights: Tensor | None) -> tuple[Relation, Tenso
 
     A sample after the first of its class has columns without positives. Any other relation is returned as it is.
     """
-    if not isinstance(r.s, Pairs):
+    if not isinstance(r.s, Pairs) or r.s.columns.own is None:
         return r, weights
     blocks, shape = r.s.columns, r.s.shape
     columns = blocks.narrow(r.columns, 0, OWN)
-    first = ~(r.rows[:, None] == r.rows).triu(1).any(0).repeat_interleave(len(columns) // len(r.rows))
+    per_class = len(columns) // len(r.rows)
+    first = ~(r.rows[:, None] == r.rows).triu(1).any(0) & (columns[::per_class] == r.rows)  # another rank may have it
+    first = first.repeat_interleave(per_class)
     s, pos, neg = (blocks.block(t, OWN, shape) for t in (r.s, r.pos, r.neg))
-    return r._replace(s=s, pos=pos & first, neg=neg & first, columns=columns), blocks.block(weights, OWN, shape)
+    pos, neg, weights = pos & first, neg & first, blocks.block(weights, OWN, shape)
+    if blocks.cut:  # sums over rows go over all ranks
+        one = Columns(len(r.rows), len(r.rows), cut=True)
+        s, pos, neg, weights = (None if t is None else cast("Tensor", Pairs.of(t, one)) for t in (s, pos, neg, weights))
+    return r._replace(s=s, pos=pos, neg=neg, columns=columns), weights
 
 
 def batch_references(x: Tensor, y: Tensor) -> References:
@@ -246,7 +263,8 @@ def squared_distance(r: Relation) -> Tensor:
     """Squared Euclidean distance [B, R], never negative: 2 − 2s, or from norms if s is an inner product."""
     if r.space.is_monotone_in_distance:
         return (2 - 2 * r.s).clamp_min(0)
-    norms = r.x.square().sum(-1)[:, None] + r.vectors.square().sum(-1)
+    x = r.x if r.spread_x is None else r.spread_x
+    norms = x.square().sum(-1)[:, None] + r.vectors.square().sum(-1)
     return (norms - 2 * r.s).clamp_min(0)
 
 
@@ -402,6 +420,24 @@ def mean_terms(r: Relation, values: Tensor, present: Tensor, rows: Tensor | None
     return sum_terms(r, values, present, rows) / present.sum().clamp_min(1)
 
 
+def over_columns(r: Relation, sums: Tensor) -> Tensor:
+    """What was summed over the references of this rank, as a sum over all of them."""
+    return ranks.total(sums) if r.whole else sums
+
+
+def column_count(r: Relation) -> int:
+    """The number of references, those of other ranks included."""
+    return r.whole or len(r.columns)
+
+
+def mean_of_columns(r: Relation, values: Tensor, present: Tensor | None = None) -> Tensor:
+    """Mean of values of references [R], or of those that are present; 0 if none is."""
+    if not r.whole:
+        return values.mean() if present is None else mean_where(values, present)
+    count = column_count(r) if present is None else over_columns(r, total_of(present)).clamp_min(1)
+    return over_columns(r, total_of(values, present)) / count
+
+
 def sum_of_columns(r: Relation, z: Tensor) -> Tensor:
     """Sum of terms that belong to references [R], and not to samples."""
     if r.by_sample:
@@ -409,4 +445,4 @@ def sum_of_columns(r: Relation, z: Tensor) -> Tensor:
             "This loss is a mean over proxies, not over samples, so it has no losses or weights of samples: leave out "
             "reduction, sample_weights and class_weights, or use mpa_dw, which sums over samples."
         )
-    return z.sum()
+    return over_columns(r, z.sum())

@@ -5,15 +5,17 @@ A checkpoint holds weights, method, optimiser and random generators, so that a r
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Generator, Tensor, nn
 
+from nearkin import ranks
 from nearkin.errors import NearkinError
 from nearkin.files import Json, Needs, read_json, read_tensors, write_tensors
 from nearkin.methods.base import Method
 from nearkin.methods.catalogue import method
+from nearkin.methods.cut_proxies import cut_parameters, joined, own_part, own_state, same_on_all, whole_state
 from nearkin.methods.proxies import Proxies
 from nearkin.training.model import Model, build_embedder, embedding_dim, load_state
 from nearkin.training.moved_data import find_data
@@ -47,10 +49,16 @@ CROPS = "rng.crops"
 
 
 def save(path: Path, state: State, about: Json) -> None:
-    """Write the state and a record of numbers as one file, atomically."""
-    moments = state.optimiser.state_dict()["state"]
+    """Write the state and a record of numbers as one file, atomically; all ranks call it, and rank 0 writes."""
     tensors = _state_of(state.model, state.method)
-    tensors |= {f"optimiser.{i}.{k}": v for i, values in moments.items() for k, v in values.items() if v is not None}
+    for number, (parameter, values) in enumerate(_moments(state)):
+        tensors |= {
+            f"optimiser.{number}.{name}": joined(state.method, value) if _is_cut(state, parameter, value) else value
+            for name, value in values.items()
+            if value is not None
+        }
+    if not ranks.is_first():
+        return
     tensors |= {f"mean.{name}": t for name, t in state.mean.items()}
     tensors |= {"losses": state.losses, "rng.own": state.rng.get_state(), "rng.cpu": torch.get_rng_state()}
     if state.crops is not state.rng:
@@ -62,19 +70,35 @@ def save(path: Path, state: State, about: Json) -> None:
 
 def replicated(state: State) -> list[Tensor]:
     """The tensors that all ranks hold alike."""
-    moments = (value for values in state.optimiser.state.values() for value in values.values())
-    tensors = (*_state_of(state.model, state.method).values(), *moments, *state.mean.values())
+    moments = [v for p, values in _moments(state) for v in values.values() if not _is_cut(state, p, v)]
+    tensors = (*state.model.state_dict().values(), *same_on_all(state.method), *moments, *state.mean.values())
     return [t for t in tensors if isinstance(t, Tensor)]
+
+
+def _moments(state: State) -> list[tuple[Tensor, Mapping[str, Any]]]:
+    """The parameters in the order of the optimiser's state, each with what it holds."""
+    parameters = [p for group in state.optimiser.param_groups for p in group["params"]]
+    return [(p, state.optimiser.state.get(p, {})) for p in parameters]
+
+
+def _is_cut(state: State, parameter: Tensor, value: Any) -> bool:
+    """Whether a value of the optimiser belongs to the proxies of this rank alone."""
+    if not isinstance(value, Tensor) or value.shape[:1] != parameter.shape[:1]:
+        return False
+    return any(parameter is own for own in cut_parameters(state.method))
 
 
 def restore(state: State, tensors: dict[str, Tensor]) -> None:
     """Load all parts of the state from the tensors of a checkpoint."""
     state.model.load_state_dict(_below("model.", tensors))
-    state.method.load_state_dict(_below("method.", tensors))
+    state.method.load_state_dict(own_state(state.method, _below("method.", tensors)))
+    own = cut_parameters(state.method)
+    numbers = {n for n, (parameter, _) in enumerate(_moments(state)) if any(parameter is p for p in own)}
     moments: dict[int, dict[str, Tensor]] = {}
     for key, value in _below("optimiser.", tensors).items():
         number, name = key.split(".", 1)
-        moments.setdefault(int(number), {})[name] = value
+        part = own_part(state.method, value) if int(number) in numbers and value.ndim else value
+        moments.setdefault(int(number), {})[name] = part
     state.optimiser.load_state_dict({**state.optimiser.state_dict(), "state": moments})
     for parameter, values in state.optimiser.state.items():  # fused optimisers need the memory layout of the parameter
         for name, value in values.items():
@@ -93,7 +117,7 @@ def restore(state: State, tensors: dict[str, Tensor]) -> None:
 
 def _state_of(model: nn.Module, method: nn.Module) -> dict[str, Tensor]:
     tensors = {f"model.{key}": value for key, value in model.state_dict().items()}
-    return tensors | {f"method.{key}": value for key, value in method.state_dict().items()}
+    return tensors | {f"method.{key}": value for key, value in whole_state(method).items()}
 
 
 def _below(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -109,9 +133,10 @@ class Snapshot(NamedTuple):
 
 
 def write_snapshot(run: RunFolder, epoch: int, model: nn.Module, method: Method, names: Sequence[str]) -> None:
-    """Write the state of model and method after an epoch."""
-    path = run.snapshots / f"epoch-{epoch:04d}.safetensors"
-    write_tensors(path, _state_of(model, method), {"epoch": epoch, "names": list(names)})
+    """Write the state of model and method after an epoch; all ranks call it, and rank 0 writes."""
+    path, tensors = run.snapshots / f"epoch-{epoch:04d}.safetensors", _state_of(model, method)
+    if ranks.is_first():
+        write_tensors(path, tensors, {"epoch": epoch, "names": list(names)})
 
 
 def kept_epochs(run: RunFolder) -> dict[int, Path]:
@@ -159,12 +184,12 @@ class KnownClasses(NamedTuple):
 
 
 def write_classes(path: Path, method: Method, names: Sequence[str]) -> None:
-    """Write a method's proxies and values per class; without any, write no file."""
+    """Write a method's proxies and values per class; without any, no file. All ranks call it, and rank 0 writes."""
     tensors = {f"{COLUMN}{name}": value for name, value in method.class_values().items()}
     proxies = next((module for module in method.modules() if isinstance(module, Proxies)), None)
     if proxies is not None:
-        tensors |= {"proxies": proxies.vectors, "labels": proxies.labels}
-    if tensors:
+        tensors |= {"proxies": joined(method, proxies.vectors), "labels": joined(method, proxies.labels)}
+    if tensors and ranks.is_first():
         write_tensors(path, tensors, {"names": names})
 
 

@@ -24,6 +24,7 @@ from nearkin.data.pixels.views import augment, short_side_for
 from nearkin.errors import NearkinError
 from nearkin.files import LOCK, Json, read_json, write_lock
 from nearkin.methods.catalogue import method
+from nearkin.methods.cut_proxies import cut
 from nearkin.networks.backbones import add_own_backbone, check_size
 from nearkin.networks.embedder import Embedder
 from nearkin.networks.fold_batch_norm import compile_kernels
@@ -254,9 +255,11 @@ def build_training(
     head_scale = rescale_head(model, train.store, trained_in=_announce_start(embedder, initial, reporter))
     torch.manual_seed(stream_seed(plan.model_seed, "training"))
     objective.bind(embedder)
+    ranks.broadcast_tensors([*embedder.state_dict().values(), *objective.state_dict().values()])
+    if plan.cut_proxies:
+        cut(objective)
     objective.to(model.device)
     objective.compiled = plan.compile
-    ranks.broadcast_tensors([*embedder.state_dict().values(), *objective.state_dict().values()])
     training = Training(
         plan=plan,
         run=run,

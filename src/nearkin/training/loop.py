@@ -22,6 +22,7 @@ from nearkin.errors import NearkinError
 from nearkin.evaluation import Scores
 from nearkin.files import Json, provenance, read_json, read_tensors, write_json, write_tensors
 from nearkin.methods.base import Method, Step
+from nearkin.methods.cut_proxies import cut_parameters
 from nearkin.methods.samplers import steps_per_epoch
 from nearkin.networks.embedder import channels_last
 from nearkin.networks.rank_batch_norm import own_pass
@@ -34,7 +35,14 @@ from nearkin.training.images import Embedded, OpenImages, embed_images, measure
 from nearkin.training.measure_gain import gain_since, write_values
 from nearkin.training.model import Model, autocast, embed_store, load_untrained
 from nearkin.training.model_card import write_card
-from nearkin.training.optimiser import checks_without_progress, lr_factor, rates_on_device, set_rates, set_training
+from nearkin.training.optimiser import (
+    checks_without_progress,
+    clip_norm,
+    lr_factor,
+    rates_on_device,
+    set_rates,
+    set_training,
+)
 from nearkin.training.plan import Plan
 from nearkin.training.random_streams import Stream, stream_seed
 from nearkin.training.run_folder import RunFolder
@@ -88,6 +96,7 @@ class Training:
         self.rates = self.base_lr  # of this epoch
         self.per_epoch = steps_per_epoch(len(self.train.images), self.plan.batch)
         self.check_every = self.plan.check_every or self.per_epoch
+        self.cut = {id(p) for p in cut_parameters(self.method)}  # of which other ranks have other rows
         self.rng = self._generator("method")
         self.crops = self._generator("crops")
         self.warming_up = True
@@ -190,7 +199,7 @@ class Training:
             loss = self.method.loss(step)
         with part("backward"):
             loss.backward()  # type: ignore[no-untyped-call]
-            ranks.average(p.grad for p in self._parameters if p.grad is not None)
+            ranks.average(p.grad for p in self._parameters if p.grad is not None and id(p) not in self.cut)
             self.method.after_backward(self.model.embedder)
         with part("optimiser"):
             self._clip()
@@ -216,7 +225,7 @@ class Training:
         if self.plan.clip_value:
             torch.nn.utils.clip_grad_value_(self._parameters, self.plan.clip_value)
         if self.plan.clip_norm:
-            torch.nn.utils.clip_grad_norm_(self._parameters, self.plan.clip_norm)
+            clip_norm(self._parameters, self.plan.clip_norm, self.cut)
 
     # Between steps.
 
@@ -352,11 +361,11 @@ class Training:
         if ranks.is_first():
             about = self.model.record() | {"step": self.step, "epoch": self.step / self.per_epoch}
             write_tensors(self.run.model, self.model.embedder.state_dict(), about)
-            write_classes(self.run.classes, self.method, self.model.names)
+        write_classes(self.run.classes, self.method, self.model.names)
 
     def _snapshot(self) -> None:
         """Write model and method after this epoch if the plan asks for it."""
-        if (epoch := self.step // self.per_epoch) in self.plan.snapshot_epochs and ranks.is_first():
+        if (epoch := self.step // self.per_epoch) in self.plan.snapshot_epochs:
             write_snapshot(self.run, epoch, self.model.embedder, self.method, self.model.names)
 
     def _state(self) -> checkpoint.State:
@@ -374,11 +383,6 @@ class Training:
             raise NearkinError(f"The weights are not finite after step {self.step}: lower the learning rate.")
         # Sums on a GPU may depend on the order of threads: what drifted apart must not be found different by a resume.
         ranks.broadcast_tensors(checkpoint.replicated(self._state()))
-        if ranks.is_first():
-            self._write_checkpoint()
-        return pause_after(time.monotonic() - began)
-
-    def _write_checkpoint(self) -> None:
         about = {
             "step": self.step,
             "scores": self.scores,
@@ -389,8 +393,10 @@ class Training:
             "plan": dataclasses.asdict(self.plan),
             "threads": torch.get_num_threads(),
         }
-        self.run.sync_log()  # whose lines the checkpoint counts
+        if ranks.is_first():
+            self.run.sync_log()  # whose lines the checkpoint counts
         checkpoint.save(self.run.checkpoint, self._state(), about)
+        return pause_after(time.monotonic() - began)
 
     def restore(self) -> None:
         """Load the last checkpoint, if there is one."""

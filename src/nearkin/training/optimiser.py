@@ -1,12 +1,13 @@
 """Optimiser, learning-rate schedule, and which parameters train in an epoch."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
+from nearkin import ranks
 from nearkin.methods.base import Method
 from nearkin.networks.embedder import Embedder
 from nearkin.networks.rank_batch_norm import batch_norms
@@ -84,6 +85,18 @@ def make_optimiser(plan: Plan, groups: list[dict[str, Any]]) -> torch.optim.Opti
         # Its first steps run outside of a graph, of which it would warn.
         optimiser._warned_capturable_if_run_uncaptured = True
     return optimiser
+
+
+def clip_norm(parameters: Sequence[torch.Tensor], limit: float, cut: Container[int] = ()) -> None:
+    """Clip the norm of all gradients together; those of the parameters with an id in `cut` are parts of one."""
+    own = [p.grad for p in parameters if p.grad is not None and id(p) in cut]
+    if not own:
+        torch.nn.utils.clip_grad_norm_(parameters, limit)
+        return
+    others = [p.grad for p in parameters if p.grad is not None and id(p) not in cut]
+    squares = ranks.total(torch.nn.utils.get_total_norm(own).square())
+    norm = (torch.nn.utils.get_total_norm(others).square() + squares).sqrt()
+    torch.nn.utils.clip_grads_with_norm_(parameters, limit, norm)
 
 
 def rates_on_device(optimiser: torch.optim.Optimizer, device: torch.device) -> None:

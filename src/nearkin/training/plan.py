@@ -137,6 +137,9 @@ class Plan:
     precision: Literal["auto", "float32", "bf16"] = setting("auto", "Arithmetic of the network (auto: bf16 on a GPU).")
     compile: bool = setting(False, "Compile the network with torch.compile.")
     graph: bool = setting(True, "Launch training steps as CUDA graphs (no effect on a CPU and on several GPUs).")
+    cut_proxies: bool = setting(
+        False, "With several processes: each keeps the proxies of a share of the classes, instead of those of all."
+    )
     select: Select = setting("last", "Epoch to keep: last, best on held-out training classes, or best on test.")
     select_by: str = setting("MAP@R", "Metric that selects the best epoch.")
     held_out: float = setting(0.25, "Fraction of the training classes to hold out, if any are needed.")

@@ -66,6 +66,7 @@ class Settings(TypedDict, total=False):
     precision: Literal["auto", "float32", "bf16"]
     compile: bool
     graph: bool
+    cut_proxies: bool
     select: Select
     select_by: str
     held_out: float

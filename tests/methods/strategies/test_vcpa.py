@@ -214,7 +214,7 @@ def test_of_many_proxies_only_those_of_the_batch_have_positives(positives, monke
     m = method(f"vcpa(proxy_anchor(per_class={K}), tau=0.3, steps=3, positives={positives})", classes=90, dim=D)
     noise = normal(1, 180, D, seed=4)
     monkeypatch.setattr(module, "BLOCK", {"cpu": 100 * D})
-    monkeypatch.setattr(m, "_noise", lambda like, _: noise[:, : len(like)])
+    monkeypatch.setattr(m, "_noise", lambda _like, _step, count, rows: noise[:, :count][:, rows])
     m.double().after_step(Step(X, y))
     first = {c: K * y.tolist().index(c) for c in y.tolist()}  # the noise of the first sample of a class
     whole = make_batch(UNIT, y, m.proxies.labels, alpha=32, delta=0.1, positives=positives)

@@ -24,11 +24,13 @@ from nearkin.methods.relation import (
     Node,
     Relation,
     at_own_classes,
+    column_count,
     exists,
     gram,
     largest,
     log_sum_exp,
     mean_terms,
+    over_columns,
     total,
     total_of,
 )
@@ -75,7 +77,7 @@ def by_class(r: Relation, *, similarity: Similarity = "max", gamma: float = 0.1)
         S = s.amax(-1) if similarity == "max" else s.mean(-1)
     # The masks are copied: a strided view would keep all of [B, C·K] until the gradient is taken.
     pos, neg = r.pos[:, ::K].contiguous(), r.neg[:, ::K].contiguous()
-    return r._replace(s=S, pos=pos, neg=neg, columns=r.columns[::K], per_class=1)
+    return r._replace(s=S, pos=pos, neg=neg, columns=r.columns[::K], per_class=1, whole=r.whole // K)
 
 
 def class_weights(r: Relation, weights: Tensor | None) -> Tensor | None:
@@ -97,7 +99,7 @@ def regulariser(r: Relation, *, tau: float) -> Tensor:
     n = G.diagonal(dim1=1, dim2=2)
     d = (n[:, :, None] + n[:, None, :] - 2 * G).clamp_min(1e-12).sqrt()
     pairs = torch.ones(K, K, dtype=torch.bool, device=G.device).triu(1)
-    return tau * total_of(d, pairs) / (len(G) * K * (K - 1))  # Eq. 3
+    return tau * over_columns(r, total_of(d, pairs)) / (column_count(r) * (K - 1))  # Eq. 3
 
 
 def of_own_class(q: Relation, weights: Tensor | None) -> tuple[Tensor, Tensor | None]:

@@ -59,6 +59,7 @@ from nearkin.methods.relation import (
     at_own_classes,
     exists,
     log1p_sum_exp,
+    over_columns,
     sum_of_columns,
     sum_terms,
     total_of,
@@ -71,8 +72,8 @@ def mpa(q: Relation, *, alpha: float, delta: float, weights: Tensor | None = Non
     own, of_own = at_own_classes(q, weights)
     pull = log1p_sum_exp(weighted(-alpha * (own.s - delta), of_own), own.pos, by="column")
     push = log1p_sum_exp(weighted(alpha * (q.s + delta), weights), q.neg, by="column")
-    with_positive = total_of(exists(own.pos, by="column"))
-    with_negative = total_of(exists(q.neg, by="column"))
+    with_positive = over_columns(q, total_of(exists(own.pos, by="column")))
+    with_negative = over_columns(q, total_of(exists(q.neg, by="column")))
     return sum_of_columns(q, pull) / with_positive.clamp_min(1) + sum_of_columns(q, push) / with_negative.clamp_min(
         1
     )  # Eq. 6

@@ -32,7 +32,7 @@ from torch.nn import functional as F
 
 from nearkin.errors import zero_or_more
 from nearkin.methods.base import Loss
-from nearkin.methods.relation import EMPTY, Relation, log_sum_exp, mean_terms, mean_where, weighted
+from nearkin.methods.relation import EMPTY, Relation, log_sum_exp, mean_of_columns, mean_terms, mean_where, weighted
 from nearkin.space import Space
 
 
@@ -46,7 +46,7 @@ def n_pair(r: Relation, weights: Tensor | None = None) -> Tensor:
 def mean_square_norm(r: Relation) -> Tensor:
     """Half the mean ‖x‖² of the samples plus half that of the references."""
     samples = mean_where(r.x.square().sum(1), r.rows != EMPTY)
-    references = mean_where(r.vectors.square().sum(1), r.columns != EMPTY)
+    references = mean_of_columns(r, r.vectors.square().sum(1), r.columns != EMPTY)
     return (samples + references) / 2
 
 

@@ -31,7 +31,17 @@ from torch import Tensor
 from nearkin.errors import above_zero
 from nearkin.methods.base import Loss
 from nearkin.methods.proxies import Initial, Proxies
-from nearkin.methods.relation import Relation, at_own_classes, exists, log1p_sum_exp, sum_of_columns, total_of, weighted
+from nearkin.methods.relation import (
+    Relation,
+    at_own_classes,
+    column_count,
+    exists,
+    log1p_sum_exp,
+    over_columns,
+    sum_of_columns,
+    total_of,
+    weighted,
+)
 
 
 def pull_and_push(
@@ -46,8 +56,8 @@ def pull_and_push(
     own, of_own = at_own_classes(r, weights)
     pull = log1p_sum_exp(weighted(-alpha * (own.s - delta), of_own), own.pos, by="column")  # Eq. 4, first line
     push = log1p_sum_exp(weighted(alpha * (r.s + delta), weights), r.neg, by="column")  # Eq. 4, second line
-    P = float(len(r.columns))
-    with_positive = total_of(exists(own.pos, by="column"))
+    P = float(column_count(r))
+    with_positive = over_columns(r, total_of(exists(own.pos, by="column")))
     return sum_of_columns(r, pull) / (P if positives == "all" else with_positive.clamp_min(1)), sum_of_columns(
         r, push
     ) / P

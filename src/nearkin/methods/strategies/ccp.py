@@ -44,7 +44,7 @@ Relations
 """
 
 from collections.abc import Hashable, Iterator, Sequence
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -83,21 +83,21 @@ def pool_size(pool: int, per_class: int) -> int:
     return pool if pool >= per_class else pool * per_class
 
 
-def pick(embed: Embed, pool: Tensor, seeds: Tensor, count: int, *, space: Space) -> tuple[Tensor, Tensor]:
-    """The rows [C, count] picked from a pool of rows [C, b], and their embeddings [C, count, D]."""
+def pick(embed: Embed, pool: Tensor, seeds: Tensor, count: int, *, space: Space, held: slice) -> tuple[Tensor, Tensor]:
+    """Rows [C, count] picked from a pool of rows [C, b], and their embeddings [C, count, D]; of the held classes."""
     points = space.project(embed(pool.flatten(), augment=True))
-    points = points.view(*pool.shape, points.shape[1])
+    points, pool = points.view(*pool.shape, points.shape[1])[held], pool[held]
     picks = k_center(points, seeds.to(points.dtype), count)  # Algorithm 2
     return pool.gather(1, picks), points.gather(1, picks[:, :, None].expand(-1, -1, points.shape[2]))
 
 
 def first_pick(
-    embed: Embed, labels: Tensor, *, classes: int, per_class: int, pool: int, space: Space
+    embed: Embed, labels: Tensor, *, classes: int, per_class: int, pool: int, space: Space, held: slice
 ) -> tuple[Tensor, Tensor]:
-    """The first proxies, picked from a pool with random samples in place of converged proxies."""
+    """The first proxies of the held classes, picked from a pool with random samples in place of converged proxies."""
     seeds = space.project(embed(draw(labels, per_class, classes=classes).flatten(), augment=True))
     rows = draw(labels, pool_size(pool, per_class), classes=classes)
-    return pick(embed, rows, seeds.view(classes, per_class, -1), per_class, space=space)
+    return pick(embed, rows, seeds.view(classes, per_class, -1)[held], per_class, space=space, held=held)
 
 
 def sub_problem_ends(scores: Sequence[float], patience: int) -> list[int]:
@@ -115,6 +115,7 @@ class CCP(Strategy):
     """A pair loss against `per_class` proxies per class, redrawn whenever a sub-problem has converged."""
 
     natural_inner = "contrastive(form=c2, negative=0.3841)"
+    per_proxy: ClassVar = {"converged": 0}
     drawn: Tensor
     converged: Tensor
     chosen: Tensor
@@ -222,7 +223,7 @@ class CCP(Strategy):
             return
         if not bool(self.drawn):
             size = {"classes": self.classes, "per_class": self.per_class, "pool": self.pool}
-            self._take(*first_pick(embed, labels, **size, space=self.space))
+            self._take(*first_pick(embed, labels, **size, space=self.space, held=self._held))
             self.drawn.fill_(1)
         elif self._is_over(model, score):
             self._next(embed, labels)
@@ -253,9 +254,14 @@ class CCP(Strategy):
             counter.zero_()
         count_up(self, "problems")
         old = embed(self.chosen) if self.proxies is None else self.converged
-        seeds = self.space.project(old).view(self.classes, self.per_class, -1)
+        seeds = self.space.project(old).view(-1, self.per_class, old.shape[1])
         rows = draw(labels, pool_size(self.pool, self.per_class), classes=self.classes)
-        self._take(*pick(embed, rows, seeds, self.per_class, space=self.space))
+        self._take(*pick(embed, rows, seeds, self.per_class, space=self.space, held=self._held))
+
+    @property
+    def _held(self) -> slice:
+        """The classes whose proxies this rank has."""
+        return slice(None) if self.proxies is None else self.proxies.held
 
     def _take(self, rows: Tensor, points: Tensor) -> None:
         """Replace all proxies by the picks."""

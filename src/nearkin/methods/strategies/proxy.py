@@ -88,7 +88,7 @@ class Proxy(Strategy):
         if self.training and not bool(self.drawn):
             p = self.proxies
             _, points = first_pick(
-                embed, labels, classes=p.classes, per_class=p.per_class, pool=self.pool, space=self.space
+                embed, labels, classes=p.classes, per_class=p.per_class, pool=self.pool, space=self.space, held=p.held
             )
             p.vectors.copy_(points.flatten(0, 1))
             self.drawn.fill_(1)

@@ -73,11 +73,12 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from nearkin import ranks
 from nearkin.errors import NearkinError, above_zero, zero_or_more
 from nearkin.methods.base import Embed, Loss, Step, Strategy
 from nearkin.methods.losses.proxy_anchor import ProxyAnchor
 from nearkin.methods.memory import Memory
-from nearkin.methods.relation import EMPTY, Relation, at_own_classes, count, mean_where, total
+from nearkin.methods.relation import EMPTY, Relation, at_own_classes, count, mean_of_columns, total
 from nearkin.methods.strategies.inner_loss import inner_proxies, require_proxies
 from nearkin.space import Space
 
@@ -157,7 +158,8 @@ def averages(weights: Tensor, r: Relation) -> tuple[Tensor, Tensor]:
     positives, negatives = count(own.pos, by="column"), count(r.neg, by="column")
     positive = total(of_own, own.pos, by="column") / positives.clamp_min(1)
     negative = total(weights, r.neg, by="column") / negatives.clamp_min(1)
-    return mean_where(positive, positives > 0), torch.where(negatives > 0, negative, 1).mean()
+    found = mean_of_columns(r, positive, positives > 0)
+    return found, mean_of_columns(r, torch.where(negatives > 0, negative, 1))
 
 
 def balanced(pull: Tensor, push: Tensor, weights: Tensor, r: Relation) -> Tensor:
@@ -270,7 +272,8 @@ class ProxyISA(Strategy):
     def _weigh(self, r: Relation) -> tuple[Tensor, Tensor]:
         """ω [B, C], and which samples are outliers [B]."""
         state = self._progress()
-        s = r.s.gather(1, r.rows[:, None]).squeeze(1)  # one proxy per class: column c is class c
+        own, _ = at_own_classes(r, None)
+        s = total(own.s, own.pos, by="row")  # there is one proxy per class
         ones = torch.ones_like(s)
         positive, negative = ones, ones[:, None]
         if self.penalty in ("effective", "bounded", "decayed"):
@@ -279,7 +282,7 @@ class ProxyISA(Strategy):
             weights = positive_weights(s, penalty[y], learned=state.learned[y], outlier=state.outlier[y])
             positive = torch.where(on, weights, ones)
         if self.penalty != "none":
-            negative = negative_weights(r.s, state.E, outlier=state.outlier)
+            negative = negative_weights(r.s, state.E[r.columns], outlier=state.outlier[r.columns])
         return torch.where(r.pos, positive[:, None], negative), self._outliers(s, r.rows, state)
 
     @torch.no_grad()
@@ -291,12 +294,12 @@ class ProxyISA(Strategy):
         if noted := self.noted(step):
             outliers, proxies = (*noted, proxies)[:2]  # with `as_code` the proxies of the loss
         else:
-            s = rowwise_similarity(step.x, proxies[y], self.space)
+            s = self._own_similarity(step.x, y, proxies)
             outliers = self._outliers(s, y, self._progress())
         on = self._since(self.queue_from, len(y))
         self.memory.enqueue(step.x.detach(), y, keep=on & ~outliers)
         labels = self.memory.labels
-        s = rowwise_similarity(self.memory.vectors, proxies[labels.clamp_min(0)], self.space)
+        s = self._own_similarity(self.memory.vectors, labels.clamp_min(0), proxies)
         average, entries = average_similarity(s, labels, classes=classes)
         ones = torch.ones_like(y)
         times = self.seen.new_zeros(classes).index_add_(0, y, ones)
@@ -307,6 +310,15 @@ class ProxyISA(Strategy):
         if step.index is not None and len(self.filtered):
             self.filtered.index_add_(0, step.index, outliers.to(torch.int64))
         self.steps += 1
+
+    def _own_similarity(self, x: Tensor, y: Tensor, proxies: Tensor) -> Tensor:
+        """Similarity [N] of samples x [N, D] with the proxies of their classes y, on whichever rank these are."""
+        if not self.proxies.whole:
+            return rowwise_similarity(x, proxies[y], self.space)
+        row = y - self.proxies.held.start
+        here = (row >= 0) & (row < len(proxies))
+        s = rowwise_similarity(x, proxies[row.clamp(0, len(proxies) - 1)], self.space)
+        return ranks.total(torch.where(here, s, 0))
 
     def _progress(self) -> Progress:
         return progress(self.seen, self.average, **self.settings)

@@ -1,6 +1,7 @@
 """Steps on proxies inside a training step: proxies as a buffer, and Adam with its moments in buffers."""
 
 from collections.abc import Callable, Sequence
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -37,6 +38,7 @@ class InnerAdam(PreciseModule):
     Its learning rate is `lr`, or if that is 0 what the strategy's `groups` was last told, times `factor`.
     """
 
+    per_proxy: ClassVar = {"moments": 2}
     moments: Tensor  # [2, count, …] of the gradients and of their squares
     taken: Tensor  # number of steps
 

@@ -54,12 +54,13 @@ Relations
 
 from collections.abc import Hashable, Mapping
 from functools import cache
-from typing import Any, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.linalg import vector_norm
 
+from nearkin import ranks
 from nearkin.errors import NearkinError
 from nearkin.methods.base import Loss, Step, Strategy
 from nearkin.methods.losses.proxy_anchor import ProxyAnchor
@@ -131,16 +132,27 @@ def kl_slopes(q: Gaussian, mean: Tensor, precision: Tensor) -> Slopes:
 
 
 def negatives_batch(
-    f: Tensor, y: Tensor, labels: Tensor, *, alpha: float, delta: float, positives: Literal["all", "batch"] = "all"
+    f: Tensor,
+    y: Tensor,
+    labels: Tensor,
+    *,
+    alpha: float,
+    delta: float,
+    positives: Literal["all", "batch"] = "all",
+    whole: int = 0,
 ) -> Batch:
-    """The Batch of unit embeddings f [B, D] for those of the proxies with `labels` [P] that have no positive."""
+    """The Batch of unit embeddings f [B, D] for those of the proxies with `labels` [P] that have no positive.
+
+    `whole` is the number of proxies on all ranks, if each has only some of them.
+    """
     rest = -(len(y) + 1) % 8
-    f, P = torch.nn.functional.pad(f, (0, 0, 1, rest)), len(labels)
+    f, P = torch.nn.functional.pad(f, (0, 0, 1, rest)), whole or len(labels)
     offsets = torch.nn.functional.pad(f.new_full((len(y),), alpha * delta), (1, 0))
     offsets = torch.nn.functional.pad(offsets, (0, rest), value=-torch.inf)
     ordered = y.sort().values
     present = ordered[torch.searchsorted(ordered, labels).clamp_max(len(y) - 1)] == labels
-    with_positive = present.sum(dtype=f.dtype).clamp_min(1)
+    with_positive = present.sum(dtype=f.dtype)
+    with_positive = (ranks.total(with_positive) if whole else with_positive).clamp_min(1)
     share = P / with_positive if positives == "batch" else torch.ones_like(with_positive)
     signs = torch.arange(-1, 2, 2, device=f.device, dtype=f.dtype)[:, None, None]
     return Batch(f, f.square(), offsets, signs, share, alpha, P)
@@ -218,7 +230,8 @@ def anchor_batch(inner: Loss, x: Tensor, y: Tensor, space: Space) -> Batch:
         raise NearkinError(f"Newton steps are closed forms for cosine similarity, not for {space}: set space=cosine.")
     f = space.project(x.detach()).to(inner.proxies.vectors.dtype)
     options = {"alpha": inner.alpha, "delta": inner.delta}
-    return negatives_batch(f, y, inner.proxies.labels, positives=inner.positives, **options)
+    proxies = inner.proxies
+    return negatives_batch(f, y, proxies.labels, positives=inner.positives, whole=proxies.whole, **options)
 
 
 @cache
@@ -257,6 +270,7 @@ class VCPA(Strategy):
     """Proxy-Anchor with one Gaussian per proxy, moved by Newton steps; or any loss with proxies, by Adam steps."""
 
     natural_inner = "proxy_anchor"
+    per_proxy: ClassVar = {"sigma": 0}
     proxies = inner_proxies  # their vectors are μ
     sigma: Tensor  # [P, D]
 
@@ -312,7 +326,8 @@ class VCPA(Strategy):
         values = {}
         if self.sample:  # else σ never moved
             spread = uncertainty(Gaussian(self.proxies.vectors, self.sigma))
-            values = {"uncertainty": spread.view(-1, self.proxies.per_class).mean(1)}
+            of_class = spread.view(-1, self.proxies.per_class).mean(1)
+            values = {"uncertainty": ranks.gather(of_class, self.proxies.classes) if self.proxies.whole else of_class}
         return {**super().class_values(), **values}
 
     def groups(self, lr: float) -> list[dict[str, Any]]:
@@ -343,16 +358,17 @@ class VCPA(Strategy):
 
     def _expected(self, q: Gaussian, step: Step, x: Tensor) -> Tensor:
         """E_q of the inner loss, estimated by samples of q."""
-        points = [draw(q, eps) for eps in self._noise(q.mu, step)]
+        count = self.proxies.whole or len(q.mu)
+        points = [draw(q, eps) for eps in self._noise(q.mu, step, count, self.proxies.rows)]
         values = [objective_at(p, self.inner, x, step.y, self.space) for p in points]
         return values[0] if len(values) == 1 else torch.stack(values).mean()
 
-    def _noise(self, like: Tensor, step: Step) -> Tensor:
-        """Noise [S, P, D], or zeros without sampling."""
-        shape = (self.samples, *like.shape)
+    def _noise(self, like: Tensor, step: Step, count: int, rows: slice | Tensor) -> Tensor:
+        """Noise [S, P, D] of these rows, drawn for `count` of them as on one rank; zeros without sampling."""
         if not self.sample:
-            return like.new_zeros(shape)
-        return torch.randn(shape, generator=step.rng, device=like.device, dtype=like.dtype)
+            return like.new_zeros(self.samples, *like.shape)
+        shape = self.samples, count, like.shape[1]
+        return torch.randn(shape, generator=step.rng, device=like.device, dtype=like.dtype)[:, rows]
 
     def _move(self, step: Step) -> list[Tensor]:
         """The state after this batch: M steps from the state after the last one."""
@@ -374,35 +390,41 @@ class VCPA(Strategy):
 
     def _newton(self, last: Gaussian, step: Step) -> list[Tensor]:
         """μ and σ after M steps. Those of a proxy need no other proxy."""
-        b, y, labels = anchor_batch(self.inner, step.x, step.y, self.space), step.y, self.proxies.labels
-        rows = min(len(labels), max(1, BLOCK.get(y.device.type, LARGE_BLOCK) // last.mu.shape[1]))
-        first, of_class = torch.searchsorted(labels, y), torch.arange(self.proxies.per_class, device=y.device)
-        own = (first[:, None] + of_class).flatten().clamp_max(len(labels) - 1)
-        apart = 4 * len(own) <= len(labels)  # only proxies of the batch's classes have positives
+        b, y, proxies = anchor_batch(self.inner, step.x, step.y, self.space), step.y, self.proxies
+        labels, mine, count = proxies.labels, proxies.rows, proxies.whole or len(proxies.labels)
+        rows = min(count, max(1, BLOCK.get(y.device.type, LARGE_BLOCK) // last.mu.shape[1]))
+        own = (y[:, None] * proxies.per_class + torch.arange(proxies.per_class, device=y.device)).flatten()
+        apart = 4 * len(own) <= count  # only proxies of the batch's classes have positives
         q = Gaussian(torch.empty_like(last.mu), torch.empty_like(last.sigma))
-        for start in range(0, len(labels), rows):
+        for start in range(0, count, rows):
             # Blocks of one size, for which a step is compiled once: the last begins within the one before.
-            block = slice(start := min(start, len(labels) - rows), start + rows)
+            start = min(start, count - rows)
+            first, end = max(start, mine.start), min(start + rows, mine.stop)  # on this rank, which may have none
+            end = max(first, end)
+            block, drawn = slice(first - mine.start, end - mine.start), slice(first - start, end - start)
             first_of_block = Gaussian(last.mu[block], last.sigma[block])
-            moved = self._steps(first_of_block, b if apart else b.at(y, labels[block]), step, compiled=self.compiled)
+            of_block = b if apart else b.at(y, labels[block])
+            compiled = self.compiled and not proxies.whole
+            moved = self._steps(first_of_block, of_block, step, rows, drawn, compiled=compiled)
             for held, value in zip(q, moved, strict=True):
                 held[block] = value
         if apart:
             same = (own[:, None] == own).to(torch.uint8).argmax(0)  # a class that is there twice has the same noise
-            mine = Gaussian(last.mu[own], last.sigma[own])
-            moved = self._steps(mine, b.at(y, labels[own]), step, noise_rows=same)
+            at = own
+            if proxies.whole:
+                here = (own >= mine.start) & (own < mine.stop)
+                at, same = own[here] - mine.start, same[here]
+            moved = self._steps(Gaussian(last.mu[at], last.sigma[at]), b.at(y, labels[at]), step, len(own), same)
             for held, value in zip(q, moved, strict=True):
-                held.index_copy_(0, own, value)
+                held.index_copy_(0, at, value)
         return list(q)
 
     def _steps(
-        self, first: Gaussian, b: Batch, step: Step, *, noise_rows: Tensor | None = None, compiled: bool = False
+        self, first: Gaussian, b: Batch, step: Step, count: int, rows: slice | Tensor, *, compiled: bool = False
     ) -> Gaussian:
-        """M Newton steps of some proxies."""
+        """M Newton steps of some proxies, with noise for these rows of `count`."""
         q, precision, step_of = first, first.sigma.square().reciprocal(), compiled_step() if compiled else newton_step
         for _ in range(self.steps):
-            eps = self._noise(q.mu, step)
-            if noise_rows is not None:
-                eps = eps[:, noise_rows]
+            eps = self._noise(q.mu, step, count, rows)
             q = step_of(q, first.mu, precision, eps, b, tau=self.tau, **self.bounds)
         return q
