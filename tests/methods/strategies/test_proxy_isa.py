@@ -9,7 +9,7 @@ from methods.strategies import oracle_proxy_isa as oracle
 from nearkin.errors import NearkinError
 from nearkin.methods.base import Step
 from nearkin.methods.catalogue import method
-from nearkin.methods.relation import log1p_sum_exp
+from nearkin.methods.relation import log1p_sum_exp, relate
 from nearkin.methods.samplers import steps_per_epoch
 from nearkin.methods.strategies import proxy_isa as isa
 from nearkin.space import Space
@@ -154,7 +154,7 @@ def test_the_average_over_weights_keeps_what_all_means():
     both = [build(f"proxy_anchor(positives={p})", size=16, steps_per_epoch=1, **STRICT) for p in ("batch", "all")]
     for x, y, _ in batches(6):
         values = [m(x, y) for m in both]
-        r = isa.relate(x, y, both[0].proxies.references(), Space.COSINE)
+        r = relate(x, y, both[0].proxies.references(), Space.COSINE)
         weights = both[0]._weigh(r)[0]
         pull = both[0].inner.pull_and_push(r, weights)[0] / isa.averages(weights, r)[0]
         share = len(set(y.tolist())) / CLASSES
