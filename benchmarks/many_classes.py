@@ -195,7 +195,7 @@ def on_letters(spec: str, seed: int, *, tiny: bool) -> Scores:
     given = {"data": "glyphs(classes=40)", "epochs": 1, "dim": 16} if tiny else {"epochs": 8}
     with tempfile.TemporaryDirectory() as folder:
         run = nk.train(method=spec, out=Path(folder) / "run", seed=seed, device="cpu", warmup=0, **given)
-    return {name: float(run.scores[name]) for name in METRICS}
+        return {name: run.read_result()["scores"][name] for name in METRICS}
 
 
 def made_set(classes: int, *, seed: int) -> tuple[Tensor, Tensor]:

@@ -135,3 +135,12 @@ def test_the_benchmark_records_steps_and_errors():
     assert all(row["milliseconds"] > 0 and row["last_loss"] < row["first_loss"] for row in found[-1]["rows"])
     many_classes.steps(torch.device("cpu"), tiny=True, only="arcface", limit=0, keep=found.append)
     assert "not measured" in found[-1]["rows"][0]["error"]
+
+
+@pytest.mark.parametrize("data", ["letters", "made"])
+def test_the_benchmark_scores_sampled_classes(data, monkeypatch):
+    monkeypatch.setattr(many_classes, "METHODS", ("arcface",))
+    found = []
+    many_classes.accuracy(data, tiny=True, keep=found.append)
+    assert [row["rate"] for row in found[-1]["rows"]] == [1, 0.1]
+    assert all(0 < row["scores"]["MAP@R"] <= row["scores"]["R@1"] <= 100 for row in found[-1]["rows"])
