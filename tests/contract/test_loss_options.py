@@ -19,6 +19,7 @@ STRATEGIES_OVER_SAMPLES = [
     "xbm(start=0, size=20)",
     "xbm(triplet, start=0, size=20, weight=0.5, reading=code)",
     "proxy(contrastive(negative=1), per_class=2, pair_weight=0.5)",
+    "ccp(multi_similarity, per_class=2, pair_weight=0.5, every=1)",
     "proxy_isa(proxy_nca(scale=4), steps_per_epoch=1, size=7, hardness=0.9)",
     "proxy_isa(mpa_dw(per_class=1), steps_per_epoch=1, size=7)",
 ]
@@ -206,6 +207,7 @@ def test_a_miner_that_finds_nothing():
         ("xbm", {"references": (torch.ones(2, 4), torch.ones(2).long())}, "^A strategy chooses its own references"),
         ("profs", {"reduction": "none"}, "^The loss of profs is not a mean over the samples of a batch: leave out"),
         ("vcpa", {"sample_weights": torch.ones(8)}, "^The loss of vcpa is not a mean over the samples"),
+        ("ccp(anchors=samples, every=1)", {"reduction": "sum"}, "^The loss of ccp is not a mean over the samples"),
         ("proxy_isa", {"reduction": "sum"}, "^This loss is a mean over proxies, not over samples"),
     ],
 )

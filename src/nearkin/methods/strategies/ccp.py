@@ -52,7 +52,7 @@ from torch import Tensor, nn
 from nearkin.errors import NearkinError
 from nearkin.methods.base import Embed, Loss, Step, Strategy
 from nearkin.methods.proxies import DRAW, Proxies, k_center
-from nearkin.methods.relation import References, relate
+from nearkin.methods.relation import References
 from nearkin.methods.state import count_up, register_counter
 from nearkin.methods.strategies.inner_loss import require_pairs
 from nearkin.methods.strategies.model_copy import Anchor
@@ -149,6 +149,7 @@ class CCP(Strategy):
         self.classes, self.per_class = classes, per_class
         self.needs_score = not every
         self.reads_state = anchors == "samples"
+        self.has_sample_losses = not self.reads_state  # else the batch has the anchors, too
         self.proxies = None if self.reads_state else Proxies(classes, dim, per_class=per_class, speed=speed)
         self.anchor, self.snapshot = Anchor(), Anchor()  # θ*; θ of the best check in this sub-problem
         if self.proxies is not None:
@@ -192,7 +193,7 @@ class CCP(Strategy):
 
     def loss(self, step: Step) -> Tensor:
         step, references = self._references(step)
-        loss = self.inner.objective(relate(step.x, step.y, references, self.space))
+        loss = self.inner.objective(self.relation(step, references))
         return loss + self.pair_weight * self.inner.loss(step) if self.pair_weight else loss
 
     def _references(self, step: Step) -> tuple[Step, References]:
