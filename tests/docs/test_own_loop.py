@@ -59,19 +59,21 @@ def test_there_are_six_blocks():
 
 
 @pytest.mark.filterwarnings("ignore:Converting a tensor with requires_grad")
-def test_a_trainer_moves_the_proxies_too():
+@pytest.mark.parametrize("spec", ["proxy_anchor", "vcpa", "proxy_updates", "xbm(contrastive, size=20, start=0)"])
+def test_a_trainer_moves_the_state_too(spec):
     names = surroundings()
     block = (
         BLOCKS[5]
-        .replace("multi_similarity", "proxy_anchor")
+        .replace("multi_similarity", spec)
         .replace(
             '"trunk_optimizer"', '"metric_loss_optimizer": torch.optim.AdamW(method.groups(lr=1e-3)), "trunk_optimizer"'
         )
     )
     exec(block.split("trainer.train")[0], names)
-    before = names["method"].proxies.vectors.detach().clone()
+    before = {name: t.clone() for name, t in names["method"].state_dict().items() if t.is_floating_point()}
     names["trainer"].train(num_epochs=1)
-    assert not torch.equal(before, names["method"].proxies.vectors)
+    after = names["method"].state_dict()
+    assert [name for name, t in before.items() if t.equal(after[name])] == []
 
 
 @pytest.mark.filterwarnings("ignore:Converting a tensor with requires_grad")
