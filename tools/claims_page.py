@@ -47,13 +47,14 @@ of the paper lies below zero. *Not shown* does not mean refuted: the interval sa
 All other claims have three seeds and are *estimates* without a verdict. Where one side is a sweep, its best value
 stands for it.
 
-`nearkin bench {{suites}} --headline --data cub:PATH` runs the main comparisons, and `nearkin bench SUITE --data
-cub:PATH` all rows of one suite. [Results](results.md) has the tables of all other suites.
+`nearkin bench SUITE … --headline --data cub:PATH` runs the main comparisons, one suite without `--headline` all its
+rows. The suites are {{suites}}.
+[Results](results.md) has the tables of all other suites.
 """
 
 
 def claims_page(folder: Path, *, pictures: Path | None = None, link: str = "") -> str:
-    """The page as text; with `pictures` the figures are written there and linked below `link`."""
+    """The page as text; with `pictures` the figures of what was measured are written there and linked below `link`."""
     measured = measured_suites(folder)
     suites = [suite for suite in map(load_suite, suite_names()) if suite.claims]
     speeds = _speeds(measured)
@@ -62,7 +63,7 @@ def claims_page(folder: Path, *, pictures: Path | None = None, link: str = "") -
     overview = [[_link(each), in_words(check_claims(_results_of(each, measured)))] for each in suites]
     return "\n".join(
         [
-            INTRODUCTION.replace("{suites}", " ".join(suite.name for suite in suites)),
+            INTRODUCTION.replace("{suites}", ", ".join(f"`{suite.name}`" for suite in suites)),
             markdown_table(["paper", "verdict"], overview, text=True),
             "",
             *sections,
@@ -96,8 +97,8 @@ def _section(
 ) -> str:
     suite, found = results.planned.suite, check_claims(results)
     lines = [f"## {_paper(suite)}", "", f"{suite.source}.", "", f"**Verdict: {in_words(found)}.**", ""]
-    if pictures is not None:
-        picture = save_figure(_forest(found), pictures / f"{suite.name}.svg")
+    if (measured := [each for each in found if each.test.n]) and pictures is not None:
+        picture = save_figure(_forest(measured), pictures / f"{suite.name}.svg")
         lines += [f"![Differences and intervals of the claims of {_paper(suite)}]({link}{picture.name})", ""]
     lines += [f"**What was run.** {_run(results)} {suite.note}.", ""]
     lines += [f"**Why we think so.** {suite.why}", ""] if suite.why else []
