@@ -262,7 +262,7 @@ def batch_references(x: Tensor, y: Tensor) -> References:
 def squared_distance(r: Relation) -> Tensor:
     """Squared Euclidean distance [B, R], never negative: 2 − 2s, or from norms if s is an inner product."""
     if r.space.is_monotone_in_distance:
-        return (2 - 2 * r.s).clamp_min(0)
+        return torch.rsub(r.s, 2, alpha=2).clamp_min(0)
     x = r.x if r.spread_x is None else r.spread_x
     norms = x.square().sum(-1)[:, None] + r.vectors.square().sum(-1)
     return (norms - 2 * r.s).clamp_min(0)
@@ -296,12 +296,12 @@ def _axis(by: By) -> int:
 
 def exists(mask: Tensor, by: By) -> Tensor:
     """Whether there is a pair in the mask."""
-    return reduced(lambda mask: mask.any(_axis(by)), mask, by=by, join=lambda parts: parts.any(0))
+    return count(mask, by) > 0
 
 
 def count(mask: Tensor, by: By) -> Tensor:
     """Number of pairs in the mask, as float32."""
-    return reduced(lambda mask: mask.sum(_axis(by), dtype=torch.float32), mask, by=by)
+    return reduced(lambda mask: mask.view(torch.uint8).sum(_axis(by), dtype=torch.float32), mask, by=by)
 
 
 def total(z: Tensor, mask: Tensor, by: By) -> Tensor:
