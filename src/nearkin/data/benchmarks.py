@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import torch
 
-from nearkin.data.image_files import lines, missing_or_empty, relative
+from nearkin.data.image_files import file_size, lines, missing_or_empty, relative
 from nearkin.data.images import Dataset, Images, counted, from_keys, listed
 from nearkin.errors import NearkinError
 
@@ -218,7 +218,7 @@ def _complete(dataset: Dataset, expect: Counts | None, *, root: Path, source: st
         )
     for images in (dataset.train, test):
         paths = cast("list[Path]", images.sources)
-        if bad := missing_or_empty(paths):
+        if bad := missing_or_empty(map(file_size, paths)):
             first = [f"{relative(paths[row], root=root)} ({why})" for row, why in bad.items()]
             raise NearkinError(
                 f"{name}: {len(bad):,} of {len(paths):,} images are missing or empty in {root}: {listed(first)}. "

@@ -1,9 +1,12 @@
 """List the image files a user names: files, folders and csv tables; and read text files line by line."""
 
 import csv
+import itertools
 import os
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from operator import itemgetter
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,6 +15,8 @@ from nearkin.data.images import LeaveOut, LeftOut, counted, listed
 from nearkin.data.pixels.archives import archive_of, locate
 from nearkin.data.pixels.decode import SUFFIXES, looks_like_image
 from nearkin.errors import NearkinError
+
+_AT_ONCE = 10_000  # rows of a table
 
 
 class ImageFile(NamedTuple):
@@ -56,7 +61,11 @@ def _images_at(path: Path, several: bool, passed: list[LeftOut]) -> Sequence[tup
         raise NearkinError(f"{path} is a pipe or a device: name image files, folders or csv tables.")
     if path.suffix.lower() != ".csv":
         return [(path, None)]
-    return [(path.parent / row["path"], row.get("label") or None) for _, row in read_table(path, required=("path",))]
+    return [
+        (path.parent / name, label or None)
+        for rows in read_table(path, required=("path",))
+        for name, label in itertools.zip_longest(rows.columns["path"], rows.columns.get("label", ()))
+    ]
 
 
 def _images_inside(file: str, label: str) -> list[tuple[Path, str | None]]:
@@ -140,52 +149,75 @@ def is_image(path: Path) -> bool:
     return path.suffix.lower() in SUFFIXES or looks_like_image(path)
 
 
-def read_table(path: Path, *, required: Sequence[str]) -> list[tuple[int, dict[str, str]]]:
-    """Return the rows of a csv table of images, each as its line number and its fields by column.
+class Rows(NamedTuple):
+    """Some rows of a table."""
+
+    lines: list[int]  # their numbers
+    columns: dict[str, list[str]]
+
+
+def read_table(path: Path, *, required: Sequence[str]) -> Iterator[Rows]:
+    """Yield the rows of a csv table of images, some thousand at a time.
 
     The `required` columns must be there and not be empty.
     """
-    numbered = list(lines(path))
-    reader = csv.reader([line for _, line in numbered], skipinitialspace=True, strict=True)
-    try:
-        table = [(numbered[reader.line_num - 1][0], fields) for fields in reader]
-    except csv.Error as error:
-        raise NearkinError(f"Cannot read {path} as a csv table: {error}.") from None
-    columns = [name.strip().lower() for name in table[0][1]] if table else []
-    for name in required:
-        if name not in columns:
-            raise NearkinError(
-                f"{path} has no column {name!r}: its first line must name the columns ({', '.join(required)}, …), "
-                f"separated by commas, but is {','.join(columns)!r}."
-            )
-    rows = []
-    for number, fields in table[1:]:
-        where = f"{path}, line {number}"
-        if len(fields) > len(columns):
-            raise NearkinError(f"{where}: {len(fields)} fields under {len(columns)} columns; quote fields with commas.")
-        row = dict.fromkeys(columns, "") | dict(zip(columns, (field.strip() for field in fields), strict=False))
-        if empty := [name for name in required if not row[name]]:
-            raise NearkinError(f"{where}: the {empty[0]} is empty.")
-        rows.append((number, row))
-    if not rows:
-        raise NearkinError(f"{path} lists no images: there are no rows below the columns.")
-    return rows
+    with _text_of(path), path.open(encoding="utf-8-sig") as file:
+        # Without the spaces around a line, but with its end, which may be within quotes.
+        reader = csv.reader((f"{line.strip()}\n" for line in file), skipinitialspace=True, strict=True)
+        numbered = ((reader.line_num, fields) for fields in reader if fields)
+        names = [name.strip().lower() for name in next(numbered, (0, []))[1]]
+        for name in required:
+            if name not in names:
+                raise NearkinError(
+                    f"{path} has no column {name!r}: its first line must name the columns ({', '.join(required)}, …), "
+                    f"separated by commas, but is {','.join(names)!r}."
+                )
+        rows = list(itertools.islice(numbered, _AT_ONCE))
+        if not rows:
+            raise NearkinError(f"{path} lists no images: there are no rows below the columns.")
+        while rows:
+            yield _in_columns(path, names, rows, required)
+            rows = list(itertools.islice(numbered, _AT_ONCE))
+
+
+def _in_columns(path: Path, names: list[str], rows: list[tuple[int, list[str]]], required: Sequence[str]) -> Rows:
+    """Turn rows into columns; fields that are missing at the end of a row are empty."""
+    too_long = next((row for row, (_, fields) in enumerate(rows) if len(fields) > len(names)), len(rows))
+    turned = itertools.zip_longest(names, *(fields for _, fields in rows[:too_long]), fillvalue="")
+    columns = {name: list(map(str.strip, values)) for name, *values in turned}
+    if empty := [(columns[name].index(""), name) for name in required if "" in columns[name]]:
+        row, name = min(empty, key=itemgetter(0))
+        raise NearkinError(f"{path}, line {rows[row][0]}: the {name} is empty.")
+    if too_long < len(rows):
+        line, fields = rows[too_long]
+        raise NearkinError(
+            f"{path}, line {line}: {len(fields)} fields under {len(names)} columns; quote fields with commas."
+        )
+    return Rows([line for line, _ in rows], columns)
 
 
 def lines(path: Path) -> Iterator[tuple[int, str]]:
     """Yield the lines that are not blank, numbered from 1."""
-    try:
+    with _text_of(path):
         text = path.read_text(encoding="utf-8-sig")
-    except OSError as error:
-        raise NearkinError(f"Cannot read {path}: {error.strerror or error}.") from None
-    except UnicodeDecodeError as error:
-        raise NearkinError(f"Cannot read {path}: byte {error.start} is not UTF-8 text.") from None
     return ((number, line.strip()) for number, line in enumerate(text.splitlines(), start=1) if line.strip())
 
 
-def missing_or_empty(paths: Sequence[Path]) -> dict[int, str]:
-    """Return the rows whose file is missing or empty, with that word."""
-    sizes = [file_size(path) for path in paths]
+@contextmanager
+def _text_of(path: Path) -> Iterator[None]:
+    """Say which file cannot be read as text or as a csv table."""
+    try:
+        yield
+    except OSError as error:
+        raise NearkinError(f"Cannot read {path}: {error.strerror or error}.") from None
+    except UnicodeDecodeError:
+        raise NearkinError(f"Cannot read {path}: it is not UTF-8 text.") from None
+    except csv.Error as error:
+        raise NearkinError(f"Cannot read {path} as a csv table: {error}.") from None
+
+
+def missing_or_empty(sizes: Iterable[int]) -> dict[int, str]:
+    """Return the rows whose file is missing or empty by its size, with that word."""
     return {row: "missing" if size < 0 else "empty" for row, size in enumerate(sizes) if size <= 0}
 
 
@@ -193,7 +225,7 @@ def file_size(path: Path | str) -> int:
     """Return the bytes of an image; -1 if there is no such file."""
     try:
         known = os.stat(path)
-    except OSError:
+    except (OSError, ValueError):  # no path has a zero in it
         return locate(path).size  # in another file
     return known.st_size if stat.S_ISREG(known.st_mode) else -1
 

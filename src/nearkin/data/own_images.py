@@ -1,17 +1,22 @@
 """Read a user's own images as a data set: one folder per class, or a csv table."""
 
 import os
+import re
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from nearkin.data.image_files import (
+    Rows,
     beside_train_and_test,
     class_folders,
     describe_skipped,
+    file_size,
     is_image,
     loose_images,
     missing_or_empty,
@@ -20,10 +25,15 @@ from nearkin.data.image_files import (
     subfolders,
     train_and_test,
 )
-from nearkin.data.images import Dataset, Images, LeftOut, counted, from_keys, listed, no_images
+from nearkin.data.images import Dataset, Images, LeftOut, counted, from_codes, from_keys, listed, no_images
+from nearkin.data.paths import Paths, joined_tables, table_of
 from nearkin.data.pixels.decode import all_small_grey
 from nearkin.data.splits import in_halves, within_classes
 from nearkin.errors import NearkinError
+
+SPLITS, ROLES = ("", "train", "test"), ("", "query", "gallery")
+Column = NDArray[Any]  # one number per row of a table
+_NOT_PLAIN = re.compile(r"//|/$|(^|/)\.(/|$)")  # paths that Path writes otherwise
 
 
 def read_folder(path: Path) -> Dataset:
@@ -59,7 +69,7 @@ def _read_classes(top: Path, passed: list[LeftOut], *, root: Path) -> tuple[Imag
     notes = _left_out(names, "image file outside the class folders", "image files outside the class folders")
     notes += _left_out(others, "file that is not an image", "files that are not images")
     paths = [file for file, _ in labelled]
-    bad = missing_or_empty(paths)
+    bad = missing_or_empty(map(file_size, paths))
     passed += [LeftOut(paths[row], f"it is {word}") for row, word in bad.items()]
     notes += describe_skipped(bad, paths, root=root)
     good = [pair for row, pair in enumerate(labelled) if row not in bad]
@@ -109,74 +119,119 @@ def small_grey(images: Images) -> bool:
     return all_small_grey(images.sources[:: len(images) // 32 + 1])
 
 
-class _Row(NamedTuple):
-    path: Path
-    label: str
-    split: str  # train or test; empty if the table has no splits
-    role: str  # query, gallery or empty
+class _Table(NamedTuple):
+    """The rows of a table as columns."""
+
+    paths: Paths
+    label: Column  # numbers of keys
+    split: Column  # numbers of SPLITS
+    role: Column  # numbers of ROLES
+    size: Column  # bytes of the file; -1 if it is missing
+    mark: Column  # the same for rows of the same file, and hardly ever for others
+    keys: list[str]
+
+    def take(self, rows: Column) -> "_Table":
+        """Select rows."""
+        columns = {name: getattr(self, name)[rows] for name in ("label", "split", "role", "size", "mark")}
+        return self._replace(paths=self.paths.take(rows), **columns)
 
 
 def read_csv(path: Path) -> Dataset:
     """Read a table with the columns path, label and, optionally, split (train, test) and role (query, gallery)."""
     if not os.path.isfile(path):
         raise NearkinError(f"There is no file {path}: csv:PATH needs a table with the columns path and label.")
-    rows, notes = _without_repeats(
-        [_row(fields, path, number) for number, fields in read_table(path, required=("path", "label"))], path
-    )
-    bad = missing_or_empty([row.path for row in rows])
-    notes += describe_skipped(bad, [row.path for row in rows], root=path.parent)
-    good = [row for number, row in enumerate(rows) if number not in bad]
-    lost = sorted({row.label for row in rows} - {row.label for row in good})
+    rows, notes = _without_repeats(_read_rows(path), path)
+    bad = missing_or_empty(rows.size.tolist())
+    notes += describe_skipped(bad, rows.paths, root=path.parent)
+    good = rows.take(np.flatnonzero(rows.size > 0))
+    lost = sorted(rows.keys[number] for number in np.setdiff1d(rows.label, good.label).tolist())
     notes += _left_out(lost, "class without images", "classes without images")
-    if good and not good[0].split:
-        images = from_keys([row.path for row in good], [row.label for row in good])
-        data = halved("csv", images, notes, without="split column")
+    if len(good.paths) and not good.split[0]:
+        data = halved("csv", _images(good), notes, without="split column")
     else:
-        train, test = (_split(good, split, path, notes) for split in ("train", "test"))
+        train, test = (_split(good, split, path, notes) for split in SPLITS[1:])
         data = Dataset("csv", train, test, tuple(notes), small_grey=small_grey(train))
-    return replace(data, left_out=tuple(LeftOut(rows[number].path, f"it is {word}") for number, word in bad.items()))
+    return replace(data, left_out=tuple(LeftOut(rows.paths[row], f"it is {word}") for row, word in bad.items()))
 
 
-def _row(fields: dict[str, str], path: Path, number: int) -> _Row:
-    where = f"{path}, line {number}"
-    split, role = fields.get("split", "").lower(), fields.get("role", "").lower()
-    if role not in ("", "query", "gallery"):
-        raise NearkinError(f"{where}: the role is {role!r}; write query or gallery for test images, or nothing.")
-    if "split" not in fields and "role" in fields:
-        split = "test" if role else "train"
-    elif "split" in fields and split not in ("train", "test"):
-        raise NearkinError(f"{where}: the split is {split!r}; write train or test.")
-    if split == "train" and role:
-        raise NearkinError(f"{where}: a training image has the role {role!r}; only test images have one.")
-    return _Row(path.parent / fields["path"], fields["label"], split, role)
+def _read_rows(path: Path) -> _Table:
+    """All rows of a table."""
+    number: dict[str, int] = {}
+    tables, columns = [], []
+    for rows in read_table(path, required=("path", "label")):
+        names = [str(Path(name)) if _NOT_PLAIN.search(name) else name for name in rows.columns["path"]]
+        files = [os.path.join(path.parent, name) for name in names]
+        label = np.array([number.setdefault(label, len(number)) for label in rows.columns["label"]], np.int32)
+        size, mark = np.array([file_size(file) for file in files]), np.array([hash(file) for file in files])
+        tables.append(table_of(str(path.parent), names))
+        columns.append((label, *_split_and_role(rows, path), size, mark))
+    paths = replace(joined_tables(tables), folders=(str(path.parent),), counts=(sum(map(len, tables)),))
+    label, split, role, size, mark = map(np.concatenate, zip(*columns, strict=True))
+    return _Table(Paths(paths), label, split, role, size, mark, list(number))
 
 
-def _without_repeats(rows: list[_Row], path: Path) -> tuple[list[_Row], list[str]]:
+def _split_and_role(rows: Rows, path: Path) -> tuple[Column, Column]:
+    """The numbers of the splits and of the roles of some rows."""
+
+    def numbers(column: str, words: tuple[str, ...]) -> Column:
+        known = {word: number for number, word in enumerate(words)}
+        values = rows.columns.get(column, [""] * len(rows.lines))
+        return np.array([known.get(value.lower(), -1) for value in values], np.int8)
+
+    def refuse(wrong: Column, column: str, says: str) -> None:
+        if wrong.any():
+            row = int(wrong.argmax())
+            value = rows.columns[column][row].lower()
+            raise NearkinError(f"{path}, line {rows.lines[row]}: {says.format(repr(value))}")
+
+    split, role = numbers("split", SPLITS), numbers("role", ROLES)
+    refuse(role < 0, "role", "the role is {}; write query or gallery for test images, or nothing.")
+    if "split" in rows.columns:
+        refuse(split < 1, "split", "the split is {}; write train or test.")
+    elif "role" in rows.columns:
+        split = 1 + (role > 0).astype(np.int8)
+    refuse((split == 1) & (role > 0), "role", "a training image has the role {}; only test images have one.")
+    return split, role
+
+
+def _without_repeats(rows: _Table, path: Path) -> tuple[_Table, list[str]]:
     """Each image once: equal rows are dropped and counted, an image with two different rows is refused."""
-    seen: dict[Path, _Row] = {}
-    for row in rows:
-        if seen.setdefault(row.path, row) != row:
-            name = relative(row.path, root=path.parent)
+    order = rows.mark.argsort(kind="stable")
+    same = np.flatnonzero(np.diff(rows.mark[order]) == 0)
+    first: dict[Path, int] = {}
+    repeats = []
+    for row in np.unique(order[np.concatenate([same, same + 1])]).tolist():
+        earlier = first.setdefault(rows.paths[row], row)
+        if any(column[row] != column[earlier] for column in (rows.label, rows.split, rows.role)):
+            name = relative(rows.paths[row], root=path.parent)
             raise NearkinError(f"{path} lists {name} twice with different entries: keep one of the rows.")
-    repeats = len(rows) - len(seen)
-    notes = [f"{counted(repeats, 'row that repeats', 'rows that repeat')} an earlier one skipped."] if repeats else []
-    return list(seen.values()), notes
+        if earlier != row:
+            repeats.append(row)
+    if not repeats:
+        return rows, []
+    count = counted(len(repeats), "row that repeats", "rows that repeat")
+    return rows.take(np.delete(np.arange(len(rows.paths)), repeats)), [f"{count} an earlier one skipped."]
 
 
-def _split(all_rows: list[_Row], split: str, path: Path, notes: list[str]) -> Images:
-    rows = [row for row in all_rows if row.split == split]
-    if not rows and split == "test":
+def _images(rows: _Table) -> Images:
+    return from_codes(rows.paths, torch.from_numpy(rows.label), rows.keys)
+
+
+def _split(table: _Table, split: str, path: Path, notes: list[str]) -> Images:
+    rows = table.take(np.flatnonzero(table.split == SPLITS.index(split)))
+    if not len(rows.paths) and split == "test":
         return no_images()
-    if not rows:
+    if not len(rows.paths):
         raise NearkinError(f"{path} leaves no {split} images. {' '.join(notes)}".rstrip())
-    images = from_keys([row.path for row in rows], [row.label for row in rows])
-    roles = [row.role for row in rows]
-    if not any(roles):
+    images = _images(rows)
+    if not rows.role.any():
         return images
-    if not all(roles):
-        name = relative(rows[roles.index("")].path, root=path.parent)
+    if not rows.role.all():
+        name = relative(rows.paths[int(rows.role.argmin())], root=path.parent)
         raise NearkinError(f"{path}: the test image {name} has no role though others have: write query or gallery.")
-    query = torch.tensor([role == "query" for role in roles])
+    query = torch.from_numpy(rows.role == ROLES.index("query"))
     if query.all() or not query.any():
-        raise NearkinError(f"{path}: all test images have the role {roles[0]}; both query and gallery are needed.")
+        raise NearkinError(
+            f"{path}: all test images have the role {ROLES[rows.role[0]]}; both query and gallery are needed."
+        )
     return Images(images.sources, images.labels, images.names, query, ~query)

@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -79,9 +80,11 @@ class Table:
 
 def table_of(folder: str, names: Iterable[str]) -> Table:
     """Return a table of names in one folder; a name may be a path, also an absolute one."""
-    data = [os.fsencode(name) for name in names]
-    ends = np.cumsum(np.fromiter(map(len, data), np.int64, len(data)))
-    return Table((folder,), (len(data),), np.frombuffer(b"".join(data), np.uint8), ends)
+    data, ends = bytearray(), array("q")
+    for name in names:
+        data += os.fsencode(name)
+        ends.append(len(data))
+    return Table((folder,), (len(ends),), np.frombuffer(data, np.uint8), np.array(ends))
 
 
 def joined_tables(tables: Sequence[Table]) -> Table:
