@@ -294,14 +294,20 @@ def _axis(by: By) -> int:
     return 1 if by == "row" else 0
 
 
+def _bytes(mask: Tensor) -> Tensor:
+    """The same memory as numbers, which torch reduces several times faster than booleans on a CPU."""
+    return mask.view(torch.uint8)
+
+
 def exists(mask: Tensor, by: By) -> Tensor:
     """Whether there is a pair in the mask."""
-    return count(mask, by) > 0
+    found = reduced(lambda mask: _bytes(mask).any(_axis(by)), mask, by=by, join=lambda parts: parts.any(0))
+    return found.bool()
 
 
 def count(mask: Tensor, by: By) -> Tensor:
     """Number of pairs in the mask, as float32."""
-    return reduced(lambda mask: mask.view(torch.uint8).sum(_axis(by), dtype=torch.float32), mask, by=by)
+    return reduced(lambda mask: _bytes(mask).sum(_axis(by), dtype=torch.float32), mask, by=by)
 
 
 def total(z: Tensor, mask: Tensor, by: By) -> Tensor:
