@@ -1,5 +1,6 @@
 """Training by several ranks: the same model as by one, one folder, and a rank that is lost."""
 
+import json
 import os
 import signal
 import subprocess
@@ -11,7 +12,7 @@ from contract.processes import free_port, on_ranks
 from torch import nn
 
 import nearkin as nk
-from nearkin import ranks
+from nearkin import cli, ranks
 from nearkin.files import read_json, read_tensors
 from nearkin.training import loop
 from nearkin.training.checkpoint import read_classes
@@ -135,6 +136,9 @@ def refused_and_interrupted(folder):
             nk.train(**{**SETTINGS, **more})
         except nk.NearkinError as error:
             said.append((type(error).__name__, str(error)))
+    sys.argv = ["nearkin", "methods"]
+    with pytest.raises(nk.NearkinError, match="nearkin methods runs as one process: start it without torchrun"):
+        cli._join_ranks()
 
     def log(self, *_):
         steps.append(self.step)
@@ -162,10 +166,10 @@ def test_all_ranks_stop_together(tmp_path):
     assert read_tensors(RunFolder(stopped).checkpoint)[1]["step"] == 4
 
 
-def torchrun(count, *arguments, check=True):
+def torchrun(count, *arguments):
     numbers = ["--nproc-per-node", str(count), "--master-port", str(free_port())]
     command = [sys.executable, "-m", "torch.distributed.run", *numbers, "-m", "nearkin", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, check=check, timeout=120)
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
 
 
 def test_torchrun_trains_one_model(tmp_path):
@@ -173,10 +177,11 @@ def test_torchrun_trains_one_model(tmp_path):
     settings = {**SETTINGS, "epochs": 2, "lr": 1e-4, "optimiser": "sgd", "backbone": "conv4", "size": 0}
     flags = [f"--{name.replace('_', '-')}={value}" for name, value in settings.items()]
     done = torchrun(2, "train", *flags, "--out", tmp_path / "2")
-    subprocess.run([sys.executable, "-m", "nearkin", "train", *flags, "--out", tmp_path / "1"], check=True)
+    nk.train(out=tmp_path / "1", **settings)
     assert done.stdout.count("Run folder:") == done.stdout.count("epoch 2/2") == 1
     assert len(RunFolder(tmp_path / "2").events()) == len(RunFolder(tmp_path / "1").events())
     assert_same(tmp_path / "1", tmp_path / "2", 1e-5, without="optimiser.")
-    refused = torchrun(2, "methods", check=False)
-    assert refused.returncode
-    assert "nearkin methods runs as one process: start it without torchrun" in refused.stderr
+    again = torchrun(2, "train", "--resume", "--out", tmp_path / "2")
+    assert again.stdout.count("Run folder:") == again.stdout.count("Nearest neighbours") == 1
+    two, one = torchrun(2, "eval", tmp_path / "2", "--json"), read_json(RunFolder(tmp_path / "2").result)
+    assert json.loads(two.stdout)["scores"] == one["scores"]

@@ -81,7 +81,7 @@ def main() -> None:
     sys.exit(code if isinstance(code, int) else 0)
 
 
-WITH_RANKS = {"train", "cv", "ship"}
+WITH_RANKS = {"train", "cv", "ship", "eval"}
 """Commands that several processes, started by torchrun, do together."""
 
 

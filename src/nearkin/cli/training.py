@@ -61,14 +61,14 @@ def train(
     chosen = changed_settings(settings)
     with resumable("train"):
         run = run_training(out=out, resume=resume, reporter=reporter, after_test=tested.append, config=config, **chosen)
-    if not ranks.is_first():
-        return
     _show_result(run)
     if not read_json(run.result)["scores"]:
         return
-    if not tested:  # the run was finished before
+    if not ranks.broadcast(bool(tested)):  # the run was finished before
         device = read_json(run.config)["plan"]["device"]
-        tested.append(embed_test(run.path, device=device, reporter=reporter))
+        tested.append(embed_test(run.path, device=device, reporter=reporter, over_ranks=True))
+    if not ranks.is_first():
+        return
     picture = neighbour_sheet(tested[0], run.path / "neighbours.png")
     print(f"Nearest neighbours of test images: {picture}")
 

@@ -23,6 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from nearkin import ranks
 from nearkin.evaluation.copies import find_copies
 from nearkin.evaluation.counting import BEYOND, above_in_columns, above_in_rows, above_on_gpu
 from nearkin.evaluation.labels import LabelSets
@@ -80,8 +81,13 @@ def count_relevant(sides: Sides) -> Tensor:
     return (size - (sides.self_row >= 0).long()).clamp_min(0)  # an item without labels shares none with itself
 
 
-def stream_ranks(sides: Sides, *, space: Space, depth: Depth) -> Iterator[tuple[Tensor, Ranks]]:
-    """Yield, block by block, the numbers of some queries and the ranks of their relevant items."""
+def stream_ranks(
+    sides: Sides, *, space: Space, depth: Depth, over_ranks: bool = False
+) -> Iterator[tuple[Tensor, Ranks]]:
+    """Yield, block by block, the numbers of some queries and the ranks of their relevant items.
+
+    With `over_ranks` each process computes other blocks, of the same shapes as one process would.
+    """
     gallery, relevant = _arrange(sides, space), count_relevant(sides)
     bound = depth.of(relevant).clamp_max(len(gallery.points))
     widest, deepest = int(relevant.max()) + 1, int(bound.max())
@@ -104,10 +110,19 @@ def stream_ranks(sides: Sides, *, space: Space, depth: Depth) -> Iterator[tuple[
         above = above_in_rows(block, scores, bound[queries])
         return above, above_in_columns(block[:, len(queries) :], best[part.stop :]) if part.stop <= once else None
 
-    for part, (above, of_later) in zip(parts, _run(count, parts, gallery.points, workers), strict=True):
+    if over_ranks:
+        parts = parts[ranks.rank() :: ranks.size()]
+    found = _run(count, parts, gallery.points, workers)
+    if once and over_ranks:  # blocks of other processes count for the queries of these
+        found = iter(blocks := list(found))
+        for part, (_, of_later) in zip(parts, blocks, strict=True):
+            if of_later is not None:
+                counted[part.stop :] += of_later
+        counted = ranks.total(counted)
+    for part, (above, of_later) in zip(parts, found, strict=True):
         if once:
             above += counted[part]
-        if of_later is not None:
+        if of_later is not None and not over_ranks:
             counted[part.stop :] += of_later
         queries = order[part]
         place = torch.arange(1, above.shape[1] + 1, device=above.device)
@@ -117,7 +132,7 @@ def stream_ranks(sides: Sides, *, space: Space, depth: Depth) -> Iterator[tuple[
 
 def _run(work: Callable[[slice, Tensor], Out], parts: list[slice], points: Tensor, workers: int) -> Iterator[Out]:
     """Yield the result of each slice, in order. Each worker has its own block and, if there are several, one core."""
-    mine, rows = threading.local(), max(part.stop - part.start for part in parts)
+    mine, rows = threading.local(), max((part.stop - part.start for part in parts), default=0)
 
     def task(part: slice) -> Out:
         if not hasattr(mine, "block"):

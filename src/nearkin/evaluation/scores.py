@@ -11,6 +11,7 @@ from typing import Protocol as Structure
 import torch
 from torch import Tensor
 
+from nearkin import ranks
 from nearkin.errors import NearkinError
 from nearkin.evaluation.clustering import cluster
 from nearkin.evaluation.labels import Labels, LabelSets, read_labels
@@ -53,6 +54,7 @@ def evaluate(
     space: str = "cosine",
     seed: int = 0,
     progress: Progress | None = None,
+    over_ranks: bool = False,
 ) -> Scores: ...
 @overload
 def evaluate(
@@ -66,6 +68,7 @@ def evaluate(
     space: str = "cosine",
     seed: int = 0,
     progress: Progress | None = None,
+    over_ranks: bool = False,
 ) -> dict[str, Tensor]: ...
 def evaluate(
     embeddings: Tensor,
@@ -79,6 +82,7 @@ def evaluate(
     space: str = "cosine",
     seed: int = 0,
     progress: Progress | None = None,
+    over_ranks: bool = False,
 ) -> Scores | dict[str, Tensor]:
     """Search each embedding [Q, D] among all others, or in a gallery [G, D], and score the ranking.
 
@@ -89,7 +93,8 @@ def evaluate(
     retrieval metric is a tensor [Q] on the CPU, NaN where a query has no relevant item. Otherwise it is the mean over
     queries, or with `average="class"` the mean over classes of the mean over a class's queries. NMI, AMI and F1 cluster
     all items, queries and gallery together, by k-means seeded with `seed`. `progress` is called with (queries done,
-    queries).
+    queries). With `over_ranks` the processes of a group share the work: all of them call this with the same arguments,
+    and each gets what one process would get.
     """
     if (gallery is None) != (gallery_labels is None):
         raise NearkinError("A gallery needs its labels and gallery_labels need their gallery: give both or neither.")
@@ -106,7 +111,14 @@ def evaluate(
         dtype = torch.promote_types(x.dtype, v.dtype)
         sides = Sides(x.to(dtype), y, v.to(x.device, dtype), z.to(x.device), torch.full((len(y),), -1, device=x.device))
     return score(
-        sides, metrics=metrics, per_query=per_query, average=average, space=Space(space), seed=seed, progress=progress
+        sides,
+        metrics=metrics,
+        per_query=per_query,
+        average=average,
+        space=Space(space),
+        seed=seed,
+        progress=progress,
+        over_ranks=over_ranks,
     )
 
 
@@ -169,6 +181,7 @@ def score(
     space: Space,
     seed: int,
     progress: Progress | None,
+    over_ranks: bool,
 ) -> Scores | dict[str, Tensor]:
     """Score checked sides: the values of each query, or their means and the clustering metrics."""
     asked = [parse_metric(name) for name in ([metrics] if isinstance(metrics, str) else metrics)]
@@ -189,13 +202,19 @@ def score(
         raise NearkinError(
             "No query has a relevant item to find: some class needs another item, in the gallery if there is one."
         )
-    values = _per_query(sides, retrieval, space=space, progress=progress) if retrieval else {}
+    values = {}
+    if retrieval:
+        values = _per_query(sides, retrieval, space=space, progress=progress, over_ranks=over_ranks)
     if per_query:
         return values
     scores = {name: _mean(value, sides.query_labels, average) for name, value in values.items()}
     if clustering:
-        found = cluster(*_all_items(sides), space=space, seed=seed)
-        scores |= {metric.name: metric.value(*found) for metric in clustering}
+
+        def clustered() -> dict[str, float]:
+            found = cluster(*_all_items(sides), space=space, seed=seed)
+            return {metric.name: metric.value(*found) for metric in clustering}
+
+        scores |= ranks.on_first(clustered) if over_ranks else clustered()
     total = len(sides.query_labels)
     return Scores({metric.name: scores[metric.name] for metric in asked}, queries=counted, left_out=total - counted)
 
@@ -209,18 +228,20 @@ def _mean(values: Tensor, labels: Any, average: Average) -> float:
 
 
 def _per_query(
-    sides: Sides, metrics: list[RetrievalMetric], *, space: Space, progress: Progress | None
+    sides: Sides, metrics: list[RetrievalMetric], *, space: Space, progress: Progress | None, over_ranks: bool
 ) -> dict[str, Tensor]:
     total = len(sides.query_labels)
-    values = {m.name: torch.empty(total, dtype=torch.float64, device=sides.queries.device) for m in metrics}
+    values = torch.zeros(len(metrics), total, dtype=torch.float64, device=sides.queries.device)
     done = 0
-    for queries, ranks in stream_ranks(sides, space=space, depth=depth_of(metrics)):
-        for metric in metrics:
-            values[metric.name][queries] = metric.values(ranks)
-        done += len(queries)
+    for queries, found in stream_ranks(sides, space=space, depth=depth_of(metrics), over_ranks=over_ranks):
+        for value, metric in zip(values, metrics, strict=True):
+            value[queries] = metric.values(found)
+        done += len(queries) * (ranks.size() if over_ranks else 1)
         if progress:
-            progress(done, total)
-    return {name: value.cpu() for name, value in values.items()}
+            progress(min(done, total), total)
+    if over_ranks:
+        values = ranks.total(values)  # each query is 0 on all ranks but one
+    return dict(zip((metric.name for metric in metrics), values.cpu(), strict=True))
 
 
 def _all_items(sides: Sides) -> tuple[Tensor, Tensor]:
@@ -284,6 +305,7 @@ def evaluate_under(
     space: str = "cosine",
     seed: int = 0,
     progress: Progress | None = None,
+    over_ranks: bool = False,
 ) -> Scores: ...
 @overload
 def evaluate_under(
@@ -296,6 +318,7 @@ def evaluate_under(
     space: str = "cosine",
     seed: int = 0,
     progress: Progress | None = None,
+    over_ranks: bool = False,
 ) -> dict[str, Tensor]: ...
 def evaluate_under(
     protocol: Protocol,
@@ -308,12 +331,20 @@ def evaluate_under(
     space: str = "cosine",
     seed: int = 0,
     progress: Progress | None = None,
+    over_ranks: bool = False,
 ) -> Scores | dict[str, Tensor]:
     """`evaluate` with embeddings [N, D] and labels [N] of all items; `per_query` in the order of protocol.query."""
     x, y = checked(embeddings, read_labels(labels)[0], what="embeddings", space=Space(space))
     sides = _sides(protocol, x, y)
     return score(
-        sides, metrics=metrics, per_query=per_query, average=average, space=Space(space), seed=seed, progress=progress
+        sides,
+        metrics=metrics,
+        per_query=per_query,
+        average=average,
+        space=Space(space),
+        seed=seed,
+        progress=progress,
+        over_ranks=over_ranks,
     )
 
 

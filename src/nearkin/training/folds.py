@@ -52,8 +52,8 @@ def train_folds(
         raise
     ranks.barrier()  # others read the files
     results = [part.read_result() for part in parts]
-    embedded = embed_test(run.path, device=plan.device, reporter=reporter)
-    scores = measure(embedded, plan.metrics)
+    embedded = embed_test(run.path, device=plan.device, reporter=reporter, over_ranks=True)
+    scores = measure(embedded, plan.metrics, over_ranks=True)
     joint = {str(RunMetric(name, plan.dim * plan.folds)): value for name, value in scores.items()}
     tested = seen_classes(embedded.images.names, embedded.model.seen)  # by any of the models
     result = _combine(results, joint, plan) | {"test_classes": tested._asdict()}

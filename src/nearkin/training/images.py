@@ -99,14 +99,19 @@ def open_images(model: Model, images: Images, what: str, *, reporter: Reporter) 
     return OpenImages(store, good, bad)
 
 
-def embed_images(model: Model, opened: OpenImages, *, reporter: Reporter, title: str = "embedding") -> Embedded:
-    """Embed opened images under a progress bar."""
+def embed_images(
+    model: Model, opened: OpenImages, *, reporter: Reporter, title: str = "embedding", over_ranks: bool = False
+) -> Embedded:
+    """Embed opened images under a progress bar; with `over_ranks` all processes call it and share the work."""
     with reporter.bar(title) as progress:
-        return Embedded(model.embed_store(opened.store, progress=progress), opened.images, model)
+        x = model.embed_store(opened.store, progress=progress, over_ranks=over_ranks)
+        return Embedded(x, opened.images, model)
 
 
-def measure(embedded: Embedded, metrics: Sequence[str]) -> Scores:
-    """Score embedded images under their protocol, in the space their model is measured in."""
+def measure(embedded: Embedded, metrics: Sequence[str], *, over_ranks: bool = False) -> Scores:
+    """Score embedded images under their protocol, in the space their model is measured in; `over_ranks` as above."""
     x, images, model = embedded
-    labels = images.labels.to(x.device)
-    return evaluate_under(protocol_of(images), x, labels, metrics=metrics, space=model.space, seed=model.plan.seed)
+    labels, seed = images.labels.to(x.device), model.plan.seed
+    return evaluate_under(
+        protocol_of(images), x, labels, metrics=metrics, space=model.space, seed=seed, over_ranks=over_ranks
+    )

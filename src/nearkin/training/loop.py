@@ -328,25 +328,26 @@ class Training:
 
     def _embed(self, index: Tensor | None = None, *, augment: bool = False) -> Tensor:
         if not augment:
-            return self.model.embed_store(self.test_views, index=index)
+            return self.model.embed_store(self.test_views, index=index, over_ranks=True)
         store, precision = self.train.store, self.plan.precision
         return embed_store(
             self.model.embedder, store, lambda pixels: self.augment(pixels, self.rng), index=index, precision=precision
         )
 
     def _measure(self, opened: OpenImages, metrics: tuple[str, ...], what: str) -> Scores:
-        return measure(self._embed_all(opened, what), metrics)
+        return measure(self._embed_all(opened, what), metrics, over_ranks=True)
 
     def _log_test(self, epoch: int, what: str) -> None:
         if self.test is not None:
             with self.profile.part("evaluation"), self._kept_weights():
                 embedded = self._embed_all(self.test, what)
-                self._log("test", epoch=epoch, scores=measure(embedded, self.plan.metrics))
+                self._log("test", epoch=epoch, scores=measure(embedded, self.plan.metrics, over_ranks=True))
             if not epoch:
                 write_values(self.run.before, embedded)
 
     def _embed_all(self, opened: OpenImages, what: str, *, model: Model | None = None) -> Embedded:
-        return embed_images(model or self.model, opened, reporter=self.reporter, title=f"embedding ({what})")
+        title = f"embedding ({what})"
+        return embed_images(model or self.model, opened, reporter=self.reporter, title=title, over_ranks=True)
 
     # Files.
 
@@ -457,7 +458,7 @@ class Training:
         untrained.space = self.model.space
         embedded = self._embed_all(self.test, "before training", model=untrained)
         write_values(self.run.before, embedded)
-        return dict(measure(embedded, self.plan.metrics))
+        return dict(measure(embedded, self.plan.metrics, over_ranks=True))
 
     def _finish(self) -> Embedded | None:
         if self.plan.select == "last" or not self.scores:
@@ -473,7 +474,9 @@ class Training:
             before = self._before_in_view()
         with self.profile.part("evaluation"):
             embedded = None if self.test is None else self._embed_all(self.test, "test")
-            scores = Scores({}, queries=0, left_out=0) if embedded is None else measure(embedded, self.plan.metrics)
+            scores = Scores({}, queries=0, left_out=0)
+            if embedded is not None:
+                scores = measure(embedded, self.plan.metrics, over_ranks=True)
         self.tracker.add({"event": "kept", "step": about["step"], "scores": scores})
         self.tracker.close()
         gain = None if embedded is None else gain_since(self.run.before, embedded)

@@ -49,8 +49,9 @@ def gain_since(path: Path, embedded: Embedded) -> Gain | None:
 
 def _values(embedded: Embedded, metric: str) -> Tensor:
     x, images, model = embedded
+    labels, space = images.labels.to(x.device), model.space
     with torch.no_grad():
         found = evaluate_under(
-            protocol_of(images), x, images.labels.to(x.device), metrics=[metric], per_query=True, space=model.space
+            protocol_of(images), x, labels, metrics=[metric], per_query=True, space=space, over_ranks=True
         )
     return found[metric]

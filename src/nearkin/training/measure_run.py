@@ -11,7 +11,7 @@ from nearkin.console import Reporter
 from nearkin.data.datasets import load_dataset
 from nearkin.errors import NearkinError
 from nearkin.evaluation import Scores, evaluate, evaluate_under, parse_metric, protocol_of
-from nearkin.files import read_json
+from nearkin.files import Json, read_json
 from nearkin.networks.backbones import check_size
 from nearkin.training.chosen_view import SquareView
 from nearkin.training.images import Embedded, embed_images, measure, open_images
@@ -40,8 +40,12 @@ def embed_test(
     reporter: Reporter | None = None,
     model: Model | None = None,
     view: SquareView | None = None,
+    over_ranks: bool = False,
 ) -> Embedded:
-    """Embed the test images of a run's data set, or of `data`, with its model or `model`, in its view or `view`."""
+    """Embed the test images of a run's data set, or of `data`, with its model or `model`, in its view or `view`.
+
+    With `over_ranks` all processes of a group call this and share the work.
+    """
     reporter = reporter or Reporter()
     model = model or load(run, device=device)
     if view is not None:
@@ -54,7 +58,8 @@ def embed_test(
         )
     found = load_dataset(data or find_data(RunFolder(run)), halves=model.plan.halves)
     reporter.leave_out(found.left_out)
-    return embed_images(model, open_images(model, found.test, "test", reporter=reporter), reporter=reporter)
+    opened = open_images(model, found.test, "test", reporter=reporter)
+    return embed_images(model, opened, reporter=reporter, over_ranks=over_ranks)
 
 
 def measure_run(
@@ -65,19 +70,19 @@ def measure_run(
     device: str = "auto",
     reporter: Reporter | None = None,
 ) -> RunScores:
-    """Return the scores of a run's model, in percent.
+    """Return the scores of a run's model, in percent. In a process group all processes call this and share the work.
 
     For a run of folds METRIC is the mean of the scores of its models, METRIC N-d the score of their joint embeddings.
     METRIC at SIZE of SHORT is the score with test images shown as squares of SIZE pixels from a short side of SHORT.
     """
     folder = RunFolder(run)
     names = metrics or _metrics_of(folder)
-    open_test = partial(embed_test, data=data, device=device, reporter=reporter)
+    open_test = partial(embed_test, data=data, device=device, reporter=reporter, over_ranks=True)
     counts: list[Scores] = []
     tested: list[SeenClasses] = []
 
     def measured(embedded: Embedded, wanted: Sequence[str]) -> Scores:
-        scores = measure(embedded, wanted)
+        scores = measure(embedded, wanted, over_ranks=True)
         counts.append(scores)
         tested.append(seen_classes(embedded.images.names, embedded.model.seen))
         return scores
@@ -96,10 +101,14 @@ def measure_vectors(
     metrics: Sequence[str] | None = None,
     device: str = "auto",
 ) -> RunScores:
-    """Return the scores of embeddings by the model of a run, each searched among all others; `classes`: names."""
+    """Return the scores of embeddings by the model of a run, each searched among all others; `classes`: names.
+
+    In a process group all processes call this and share the work.
+    """
     model, kept = load(run, device=device), read_json(RunFolder(run).config)["plan"]["metrics"]
     names = metrics or list(dict.fromkeys(RunMetric.parse(name).metric for name in kept))
-    scores = evaluate(x.to(model.device), labels, metrics=names, space=model.space, seed=model.plan.seed)
+    how: Json = {"space": model.space, "seed": model.plan.seed}
+    scores = evaluate(x.to(model.device), labels, metrics=names, over_ranks=True, **how)
     tested = seen_classes(classes, model.seen)
     return RunScores(scores, queries=scores.queries, left_out=scores.left_out, tested=tested)
 

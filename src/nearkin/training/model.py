@@ -10,6 +10,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
+from nearkin import ranks
 from nearkin.data.images import Progress
 from nearkin.data.input_images import AnyImages, in_chunks
 from nearkin.data.pixels.decode import Storage
@@ -104,17 +105,26 @@ def embed_store(
     precision: str = "float32",
     batch: int = 256,
     progress: Progress = None,
+    over_ranks: bool = False,
 ) -> Tensor:
-    """Embed the images of a store [N, D], or the rows in `index`, in eval mode; restore the modules' modes."""
+    """Embed the images of a store [N, D], or the rows in `index`, in eval mode; restore the modules' modes.
+
+    With `over_ranks` the processes of a group share the batches; all of them call this, and each gets all embeddings.
+    """
     rows = torch.arange(len(store)) if index is None else index.cpu()
-    device = next(embedder.parameters()).device
-    parts = []
-    with evaluating(embedder), autocast(device, precision):
-        for done, (_, pixels) in enumerate(store.read_batches(iter(torch.split(rows, batch)), read_ahead=2), start=1):
+    weight = next(embedder.parameters())
+    parts, batches = [], torch.split(rows, batch)
+    if over_ranks:  # whole batches, since another size of them may change the last digits
+        batches = batches[ranks.share(len(batches))]
+    count = sum(map(len, batches))
+    with evaluating(embedder), autocast(weight.device, precision):
+        for done, (_, pixels) in enumerate(store.read_batches(iter(batches), read_ahead=2), start=1):
             parts.append(embedder(view(pixels)))
             if progress is not None:
-                progress(min(done * batch, len(rows)), len(rows))
-    return torch.cat(parts) if parts else torch.empty(0, embedder.dim, device=device)
+                progress(min(done * batch, count), count)
+    dtype = torch.promote_types(weight.dtype, torch.float32)
+    x = torch.cat(parts) if parts else torch.empty(0, embedder.dim, dtype=dtype, device=weight.device)
+    return ranks.gather(x) if over_ranks else x
 
 
 def storage_of(plan: Plan, size: int) -> Storage:
@@ -186,10 +196,19 @@ class Model:
         )
         return self.embed_store(store)
 
-    def embed_store(self, store: Store, *, index: Tensor | None = None, progress: Progress = None) -> Tensor:
-        """Embed [N, D] the images of a store, or the rows in `index`."""
-        view, precision = self.view_of(store), self.plan.precision
-        return embed_store(self.embedder, store, view, index=index, precision=precision, progress=progress)
+    def embed_store(
+        self, store: Store, *, index: Tensor | None = None, progress: Progress = None, over_ranks: bool = False
+    ) -> Tensor:
+        """Embed [N, D] the images of a store, or the rows in `index`; `over_ranks`: see the function `embed_store`."""
+        return embed_store(
+            self.embedder,
+            store,
+            self.view_of(store),
+            index=index,
+            precision=self.plan.precision,
+            progress=progress,
+            over_ranks=over_ranks,
+        )
 
     def view_of(self, store: Store) -> View:
         """Return the test view of what a store holds; features of a frozen trunk are of that view already."""

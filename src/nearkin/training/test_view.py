@@ -81,7 +81,8 @@ def choose_view(model: Model, opened: OpenImages, by: str, *, reporter: Reporter
     for view in views:
         model.show(**view.settings)
         title = f"trying {view.size} px of {view.short_side}"
-        found = measure(embed_images(model, opened, reporter=reporter, title=title), (by,))
+        embedded = embed_images(model, opened, reporter=reporter, title=title, over_ranks=True)
+        found = measure(embedded, (by,), over_ranks=True)
         scores.append(ranks.broadcast(found[by]))
     best = views[scores.index(max(scores))]  # of equal scores the first, which is nearest to the training's
     model.show(**best.settings)
