@@ -104,6 +104,19 @@ def channels_last(x: Tensor) -> Tensor:
     return x if x.ndim == 2 else x.contiguous(memory_format=torch.channels_last)
 
 
+PASS = 4 * 3 * 224 * 224
+"""Numbers in the images that pass a network at once on a CPU. The C library hands the memory of larger maps back to
+the system and asks for it again, and clearing its pages takes longer than the network."""
+
+
+def pass_images(network: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """Return what a network makes of images, or of features, without gradients: on a CPU a few images at a time."""
+    x = channels_last(x)
+    if x.is_cuda or x.ndim == 2:
+        return network(x)
+    return torch.cat([network(some) for some in x.split(max(1, PASS // x.shape[1:].numel()))])
+
+
 class Embedder(nn.Module):
     """Trunk, head, and the projection into the space: normalised images → points [B, dim], float32 or higher.
 

@@ -26,15 +26,15 @@ from nearkin.data.pixels.views import RandomView
 from nearkin.errors import NearkinError
 from nearkin.files import Json, cache_dir, provenance, read_tensors, write_tensors
 from nearkin.networks.backbones import OWN
-from nearkin.networks.embedder import Embedder, channels_last
+from nearkin.networks.embedder import Embedder, pass_images
 from nearkin.training.images import OpenImages
 from nearkin.training.model import Model, autocast, evaluating
 
 VERSION = 1
 """Of the cache: increase it if what is computed changes."""
 
-BATCH = {"cpu": 16, "cuda": 256}
-"""Images that are embedded at once: few on a CPU, where larger batches leave its caches."""
+BATCH = 256
+"""Images whose pixels are there at once."""
 
 PACK = 512
 """Images whose features are written at once, so that an interrupt loses little."""
@@ -116,10 +116,10 @@ class FrozenTrunk:
     @torch.no_grad()
     def _compute(self, store: PixelStore, rows: list[int], show: Show) -> Tensor:
         device = self.model.device
-        batches = torch.split(torch.tensor(rows), BATCH[device.type])
+        batches = torch.split(torch.tensor(rows), BATCH)
         with evaluating(self.embedder), autocast(device, self.model.plan.precision):
             found = [
-                self.embedder.features(channels_last(show(pixels, index))).float().cpu()
+                pass_images(self.embedder.features, show(pixels, index)).float().cpu()
                 for index, pixels in store.read_batches(iter(batches), read_ahead=2)
             ]
         return torch.cat(found)

@@ -32,6 +32,7 @@ from nearkin.networks.rank_batch_norm import batch_norms
 from nearkin.space import Space
 from nearkin.training.defaults import fit_plan
 from nearkin.training.folds import train_folds
+from nearkin.training.freed_memory import keep_freed_memory
 from nearkin.training.frozen import FrozenTrunk
 from nearkin.training.images import Embedded, open_images, plan_dataset, training_images, with_storage
 from nearkin.training.loop import Network, Training
@@ -207,6 +208,8 @@ def build_training(
     """
     # Every training step has the same shapes; from a graph the search for the fastest algorithms does not pay.
     torch.backends.cudnn.benchmark = not plan.uses_graphs
+    if plan.device == "cpu":
+        keep_freed_memory()
     tracker = Tracker(plan, run.path / "tensorboard", log, on=ranks.is_first())
     profile = Profile(run, torch.device(plan.device), on=plan.profile and ranks.is_first())
 

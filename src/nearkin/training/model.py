@@ -22,7 +22,7 @@ from nearkin.errors import NearkinError
 from nearkin.files import Json, content_digest, read_json, read_tensors, write_lock, write_tensors
 from nearkin.methods.catalogue import method
 from nearkin.networks.backbones import Trunk, add_own_backbone, build_trunk
-from nearkin.networks.embedder import Embedder
+from nearkin.networks.embedder import Embedder, pass_images
 from nearkin.networks.timm_models import set_drop_path
 from nearkin.space import Space
 from nearkin.training.model_card import write_card
@@ -119,7 +119,7 @@ def embed_store(
     count = sum(map(len, batches))
     with evaluating(embedder), autocast(weight.device, precision):
         for done, (_, pixels) in enumerate(store.read_batches(iter(batches), read_ahead=2), start=1):
-            parts.append(embedder(view(pixels)))
+            parts.append(pass_images(embedder, view(pixels)))
             if progress is not None:
                 progress(min(done * batch, count), count)
     dtype = torch.promote_types(weight.dtype, torch.float32)
