@@ -114,7 +114,7 @@ def pass_images(network: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     x = channels_last(x)
     if x.is_cuda or x.ndim == 2:
         return network(x)
-    return torch.cat([network(some) for some in x.split(max(1, PASS // x.shape[1:].numel()))])
+    return torch.cat([network(some) for some in torch.split(x, max(1, PASS // x.shape[1:].numel()))])
 
 
 class Embedder(nn.Module):
