@@ -208,7 +208,7 @@ def measure(given: argparse.Namespace, pool: ProcessPoolExecutor, temporary: Pat
 
     def part(data: str, use: str = "", *, stream: bool = True) -> Callable[[], Json]:
         training = training_on(data, settings, temporary / "runs", stream=stream)
-        uses = {"views": lambda _, pixels: training._views(pixels), "train": training.run_step}
+        uses = {"views": training._views, "train": training.run_step}
         step = uses.get(use, lambda *_: None)
 
         def run() -> Json:

@@ -102,8 +102,9 @@ class Service:
         self.index, self.model, self.limits = index, model, limits
         self.root = os.path.abspath(str(root or getattr(index, "folder", ".")))
         self.ids, self.paths, labels = index.items()
-        self.labels = [None if label is None else escape_name(label) for label in labels]
-        self.exact_labels = dict(zip(self.labels, labels, strict=True))
+        shown = {label: None if label is None else escape_name(label) for label in set(labels)}
+        self.labels = [shown[label] for label in labels]
+        self.exact_labels = {name: label for label, name in shown.items()}
         self.threshold = threshold_of(index, run)
         self.about = self._about(name, why)
         self.index_map = IndexMap(index, self.ids, self.labels, shown=self.shown)
