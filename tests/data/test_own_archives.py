@@ -59,13 +59,15 @@ def samples(photos: list[Path], label: str = "cls") -> dict[str, bytes]:
     return members
 
 
-def write_arrow(folder: Path, photos: list[Path], *, labels: pa.Array, names: tuple[str, ...] = ()) -> Path:
+def write_arrow(
+    folder: Path, photos: list[Path], *, labels: pa.Array, names: tuple[str, ...] = (), column: str = "label"
+) -> Path:
     """As datasets.Dataset.save_to_disk does: two files, each a stream of record batches."""
-    features = {"image": {"_type": "Image"}, "label": {"names": list(names), "_type": "ClassLabel"} if names else {}}
+    features = {"image": {"_type": "Image"}, column: {"names": list(names), "_type": "ClassLabel"} if names else {}}
     images = [{"bytes": photo.read_bytes(), "path": photo.name} for photo in photos]
     kind = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
     schema = pa.schema(
-        [("image", kind), ("label", labels.type)], {"huggingface": json.dumps({"info": {"features": features}})}
+        [("image", kind), (column, labels.type)], {"huggingface": json.dumps({"info": {"features": features}})}
     )
     folder.mkdir(parents=True)
     half = len(photos) // 2
@@ -157,6 +159,27 @@ def test_a_tar_is_listed_as_its_images(tmp_path: Path, photos: list[Path]) -> No
         "path,label\n" + "".join(f"birds.tar/{n:03d}.{'jpg' if n % 2 else 'png'},{n % 4}\n" for n in range(8))
     )
     assert len(load_dataset(f"csv:{table}").train) == 4
+
+
+@pytest.mark.parametrize("label", ["cls", "prefix"])
+def test_members_named_from_the_folder_they_are_in(tmp_path: Path, photos: list[Path], label: str) -> None:
+    """`tar -cf birds.tar .` writes ./crow/000.png."""
+    members = {f"./{name}": data for name, data in samples(photos, label).items()}
+    tar = write_tar(tmp_path / "birds.tar", members)
+    assert load_dataset(f"tar:{tar}").train.names == ("crow", "jay")
+    for image in list_images([tar]):
+        assert image.label in CLASSES
+        assert locate(image.path).file == str(tar)
+
+
+def test_images_without_a_class_are_listed(tmp_path: Path, photos: list[Path]) -> None:
+    members = {f"{n}{photo.suffix}": photo.read_bytes() for n, photo in enumerate(photos)}
+    tar = write_tar(tmp_path / "birds.tar", {"crow/9.png": photos[0].read_bytes(), **members})
+    assert [image.label for image in list_images([tar])] == [None] * 8 + ["crow"]
+    folder = write_arrow(tmp_path / "birds", photos, labels=pa.array([1] * 8), column="kind")
+    assert [image.label for image in list_images([folder])] == [None] * 8
+    with pytest.raises(NearkinError, match="has no column label"):
+        load_dataset(f"arrow:{folder}")
 
 
 def test_a_bad_image_in_a_tar_is_named(tmp_path: Path, photos: list[Path]) -> None:

@@ -41,7 +41,10 @@ def arrow_files(path: Path) -> list[str]:
 
 
 def indexed(file: str, label: str) -> Labelled:
-    """Return the images of a tar or Arrow file with their classes; `label` says where these are."""
+    """Return the images of a tar or Arrow file with their classes; `label` says where these are.
+
+    Without it they are where they usually are, and an image may have none: its key is empty.
+    """
 
     def make() -> tuple[dict[str, Tensor], dict[str, Any]]:
         table, codes, keys = (_scan_arrow if file.endswith(".arrow") else _scan_tar)(file, label)
@@ -97,9 +100,10 @@ def _scan_tar(file: str, label: str) -> Labelled:
 
 
 def _tar_label(tar: int, key: str, files: dict[str, TarMember], label: str, file: str) -> str:
+    needed, label = label, label or ("cls" if "cls" in files else "prefix")
     if label == "prefix":
         found = key.rpartition("/")[0]
-        if not found:
+        if needed and not found:
             raise NearkinError(
                 f"{file}: the class of {key} is not known, for it has neither a file {key}.cls nor a folder: write "
                 "tar(label=NAME):PATTERN for an entry NAME of its json file."
@@ -123,7 +127,12 @@ def _tar_label(tar: int, key: str, files: dict[str, TarMember], label: str, file
 def _scan_arrow(file: str, label: str) -> Labelled:
     """The images of an Arrow file and their classes."""
     codes, number = [np.empty(0, np.int64)], dict[str, int]()
+    needed, label = label, label or "label"
     for batch in arrow_batches(file):
+        if not needed and label not in batch.schema.names:
+            number[""] = 0
+            codes.append(np.zeros(len(batch), np.int64))
+            continue
         if label not in batch.schema.names:
             others = [name for name in batch.schema.names if name != image_column(batch.schema, file)]
             raise NearkinError(

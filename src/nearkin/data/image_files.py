@@ -31,7 +31,8 @@ def list_images(places: Sequence[str | Path], leave_out: LeaveOut | None = None)
 
     The folders in a folder, or in its train/ and test/, are classes and name the labels. Images directly in a folder
     get its name as label if several folders are listed, as by a shell's `birds/*`, and otherwise none; files get none.
-    A table has the columns path and, optionally, label. A tar file or a folder of Arrow files stands for its images.
+    A table has the columns path and, optionally, label. A tar file or a folder of Arrow files stands for its images,
+    with the labels that it has.
     """
     paths = [Path(place) for place in places]
     several = sum(path.is_dir() for path in paths) > 1
@@ -50,11 +51,11 @@ def list_images(places: Sequence[str | Path], leave_out: LeaveOut | None = None)
 
 def _images_at(path: Path, several: bool, passed: list[LeftOut]) -> Sequence[tuple[Path, str | None]]:
     if files := arrow_files(path):
-        return [pair for file in files for pair in _images_inside(file, "label")]
+        return [pair for file in files for pair in _images_inside(file)]
     if path.is_dir():
         return _images_in_folder(path, several, passed)
     if path.suffix.lower() == ".tar" and path.is_file():
-        return _images_inside(str(path), "auto")
+        return _images_inside(str(path))
     if not path.exists() and archive_of(path) is None:
         raise NearkinError(f"There is no file or folder {path}.")
     if path.exists() and not path.is_file():
@@ -68,9 +69,9 @@ def _images_at(path: Path, several: bool, passed: list[LeftOut]) -> Sequence[tup
     ]
 
 
-def _images_inside(file: str, label: str) -> list[tuple[Path, str | None]]:
-    table, codes, keys = indexed(file, label)
-    return [(table.path(row), keys[code]) for row, code in enumerate(codes.tolist())]
+def _images_inside(file: str) -> list[tuple[Path, str | None]]:
+    table, codes, keys = indexed(file, label="")
+    return [(table.path(row), keys[code] or None) for row, code in enumerate(codes.tolist())]
 
 
 def _images_in_folder(top: Path, several: bool, passed: list[LeftOut]) -> list[tuple[Path, str | None]]:

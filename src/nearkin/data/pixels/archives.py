@@ -7,6 +7,7 @@ row. Where the images are is looked up once per file and kept in the cache folde
 import hashlib
 import json
 import os
+import posixpath
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -102,7 +103,7 @@ def remembered(what: str, file: str, make: Callable[[], Made]) -> Made:
     """Return what was found out about a file as it is now, from the cache folder, or make it and keep it there."""
     key = json.dumps([what, *version_of(file)])
     name = hashlib.blake2b(key.encode(errors="surrogateescape"), digest_size=16).hexdigest()
-    path = cache_dir() / "archives-v1" / f"{name}.safetensors"
+    path = cache_dir() / "archives-v2" / f"{name}.safetensors"
     with suppress(NearkinError, OSError):
         if path.exists():
             return read_tensors(path)
@@ -151,8 +152,8 @@ def scan_tar(file: str) -> Iterator[TarMember]:
             else:
                 if kind in _FILE:
                     prefix = _text(head[345:500]) if head[262:263] == b"\0" else ""
-                    name = _text(head[:100])
-                    yield TarMember(settings.get("path") or (f"{prefix}/{name}" if prefix else name), start, size)
+                    name = settings.get("path") or f"{prefix}/{_text(head[:100])}"
+                    yield TarMember(posixpath.normpath(name).lstrip("/"), start, size)  # as Path writes it
                 settings = {}
             at = start + -(-size // _BLOCK) * _BLOCK
         if at < length:
