@@ -106,18 +106,19 @@ class Clock:
         """Whether work of this cost fits."""
         return time.monotonic() + cost * self.unit <= self.ends
 
-    def run(self, work: Callable[[], None], *, name: str, cost: float = 1.0) -> None:
-        """Do some work if it fits."""
+    def run(self, work: Callable[[], None], *, name: str, cost: float = 1.0) -> bool:
+        """Do some work if it fits; return whether it was done."""
         if not self.has(cost):
             print(f"{name}: no time", flush=True)
-            return
+            return False
         began = time.monotonic()
         try:
             work()
         except (NearkinError, RuntimeError) as error:  # the others are worth trying
             print(f"{name}: {type(error).__name__}: {error}", flush=True)
-        else:
-            self.unit = (time.monotonic() - began) / cost
+            return False
+        self.unit = (time.monotonic() - began) / cost
+        return True
 
 
 class Trials:
@@ -131,6 +132,7 @@ class Trials:
         if other := [name for name, value in self.common.items() if known[name] != value]:
             raise NearkinError(f"{self.path} holds trials with another {' and '.join(other)}: choose another --out.")
         self.made: dict[str, Json] = known["trials"]
+        self.failed: list[tuple[Sequence[str], str]] = []  # changes and split
         self.clock = Clock(given.seconds)
         self.data = plan_dataset(self.plan({}, given.sizes[0]))
 
@@ -177,19 +179,25 @@ class Trials:
         """What the score of a trial depends on: its split, and each change, 0 or 1."""
         return torch.tensor([float(split == str(each)) for each in self.given.splits] + [c in changes for c in CHANGES])
 
-    def precision(self, size: int) -> Tensor:
-        """How well split and changes are known [F, F]: the inverse of the covariance of the effects."""
-        rows = [self.row(changes, split) for changes, split, _ in self.scores(size)]
+    def precision(self, size: int, more: Sequence[tuple[Sequence[str], str]] = ()) -> Tensor:
+        """How well split and changes are known [F, F]: the inverse of the covariance of the effects.
+
+        `more` are trials to count beside those that have a score.
+        """
+        rows = [self.row(changes, split) for changes, split, *_ in (*self.scores(size), *more)]
         before = torch.tensor([1e-3] * len(self.given.splits) + [SPREAD] * len(CHANGES))
         return before.diag() + sum(row.outer(row) for row in rows)
 
     def next_mixture(self, size: int, *, seed: int) -> tuple[tuple[str, ...], int, int]:
-        """Draw mixtures, and return the one whose score would be known worst, its size and its split."""
+        """Draw mixtures, and return the one whose score would be known worst, its size and its split.
+
+        Mixtures that failed count as known, so that others are tried.
+        """
         rng = random.Random(seed)
-        used = [split for _, split, _ in self.scores(size)]
+        used = [split for _, split, *_ in (*self.scores(size), *self.failed)]
         split = min(self.given.splits, key=lambda each: used.count(str(each)))
         drawn = [[rng.choice(["", *changes]) for changes in FACTORS.values()] for _ in range(CANDIDATES)]
-        covariance = self.precision(size).inverse()
+        covariance = self.precision(size, self.failed).inverse()
         rows = torch.stack([self.row(changes, str(split)) for changes in drawn])
         worst = int(((rows @ covariance) * rows).sum(1).argmax())
         return tuple(change for change in drawn[worst] if change), size, split
@@ -247,7 +255,8 @@ class Trials:
             self.write()
             print(f"{name}, split {split}: {found['score']:.2f} in {found['seconds']} s; {found['scores']}", flush=True)
 
-        self.clock.run(train, name=name, cost=(size / self.given.sizes[0]) ** 2)
+        if not self.clock.run(train, name=name, cost=(size / self.given.sizes[0]) ** 2):
+            self.failed.append((changes, str(split)))
 
     def write(self) -> None:
         """Write the file of all trials."""

@@ -1,0 +1,42 @@
+"""The scripts below benchmarks/ that choose a recipe and measure its parts, each on a few small images."""
+
+import argparse
+
+import pytest
+import recipe_trials
+from made import make_images
+
+from nearkin.console import Reporter
+from nearkin.errors import NearkinError
+
+
+@pytest.fixture
+def trials(tmp_path):
+    """Trials of small letters' network, which have not begun."""
+    make_images(tmp_path / "images", classes=16, each=4)
+    chosen = {"backbone": "conv4", "dim": 4, "batch": 8}
+    given = argparse.Namespace(
+        data=f"folder:{tmp_path / 'images'}", device="cpu", seconds=600.0, seed=0, sizes=[32], splits=[4, 2]
+    )
+    given.set, given.out = chosen, tmp_path
+    return recipe_trials.Trials(given, Reporter())
+
+
+def test_a_mixture_that_failed_is_not_tried_again_and_again(trials, monkeypatch):
+    asked = []
+
+    def fail(plan, *_, block, **__):
+        asked.append((block, plan))
+        raise NearkinError("The loss was nan at step 3: lower the learning rate.")
+
+    monkeypatch.setattr(recipe_trials, "train_held_out", fail)
+    drawn = []
+    for seed in range(6):
+        mixture, size, split = trials.next_mixture(32, seed=seed)
+        trials.make(mixture, size, split)
+        drawn.append((set(mixture), split))
+    assert len(asked) == 6
+    assert not trials.made
+    assert {split for _, split in drawn} == {4, 2}
+    first, *others = (mixture for mixture, _ in drawn)
+    assert min(len(first & mixture) / len(first) for mixture in others) < 0.5  # they try other changes
