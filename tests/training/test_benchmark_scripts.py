@@ -1,9 +1,12 @@
 """The scripts below benchmarks/ that choose a recipe and measure its parts, each on a few small images."""
 
 import argparse
+import json
+import sys
 
 import pytest
 import recipe_trials
+import stored_pixels
 from made import make_images
 
 from nearkin.console import Reporter
@@ -40,3 +43,14 @@ def test_a_mixture_that_failed_is_not_tried_again_and_again(trials, monkeypatch)
     assert {split for _, split in drawn} == {4, 2}
     first, *others = (mixture for mixture, _ in drawn)
     assert min(len(first & mixture) / len(first) for mixture in others) < 0.5  # they try other changes
+
+
+def test_stored_pixels_times_steps_as_a_run_makes_them(tmp_path, monkeypatch):
+    options = ["--device", "cpu", "--backbone", "conv4", "--batch", "8", "--images", "40", "--rounds", "1", "--out"]
+    monkeypatch.setattr(sys, "argv", ["stored_pixels.py", *options, str(tmp_path / "found.json")])
+    monkeypatch.setenv("NEARKIN_CACHE", str(tmp_path / "cache"))
+    stored_pixels.main()
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert found["kept"] == [[37, False], [64, False]]
+    assert found["figures"].keys() == {"training crops", "test views", "training step"}
+    assert all(speed > 0 for figure in found["figures"].values() for speed in figure.values())
