@@ -18,6 +18,7 @@ from nearkin.cli import main
 from nearkin.console import Reporter
 from nearkin.errors import NearkinError
 from nearkin.files import append_line
+from nearkin.spec import parse
 
 CLAIM = """
 [[claim]]
@@ -219,6 +220,57 @@ def test_each_loss_of_profs_has_its_own_batches():
     for row in ("Triplet-Hard", "M-PROFS"):
         assert "over='all'" in runs[row]["method"]
     assert "plain_representatives=True" in runs["C-PROFS, plain representatives"]["method"]
+
+
+def claims_by(suite):
+    return {(claim.row, claim.bases): claim for claim in load_suite(suite).claims}
+
+
+def test_vcpa_is_compared_with_a_sweep_of_momentum_and_with_more_updates():
+    sweep = tuple(f"MoCo-PA, momentum {momentum}" for momentum in ("0.999", "0.99", "0.9"))
+    updates, found = ("PA-1st", "PA-2nd"), claims_by("vcpa_claims")
+    for bases, source in ((sweep, "Fig. 8"), (updates, "Fig. 5")):
+        assert {found[row, bases].source for row in ("VCPA", "Proxy-Anchor")} == {source}
+    moco = [claim for claim in found.values() if any(base.startswith("MoCo") for base in claim.bases)]
+    assert {claim.bases for claim in moco} == {sweep}, "one momentum is no baseline"
+
+
+def test_vcpa_has_the_papers_batches_where_they_can_be_drawn():
+    runs = {run.row: run.description for run in plan_suite(load_suite("vcpa_claims"), seeds=1).runs}
+    for method in ("Proxy-Anchor", "VCPA"):
+        sizes = {part: runs[f"{method}, {part} % of the data"]["batch"] for part in (2, 5, 10)}
+        assert sizes == {2: 90, 5: 180, 10: 180}, "2 % are about 100 images"
+
+
+@pytest.mark.parametrize("name", ["proxy_isa_claims", "proxy_isa_fig11"])
+def test_proxy_isa_over_proxy_nca_is_compared_with_that(name):
+    assert load_suite(name).baselines["Proxy-ISA over Proxy-NCA"] == "Proxy-NCA"
+
+
+def test_table_3_of_proxy_isa_is_claimed_in_its_order():
+    rows = [claim.rows for claim in load_suite("proxy_isa_claims").claims if claim.source.startswith("Table 3")]
+    order = ["1/E both", "no penalty", "negatives only", "nu and 1/E", "Proxy-ISA"]
+    assert sorted(rows) == sorted(zip(order[:-1], order[1:], strict=True)), "each above the one before"
+
+
+def test_mpa_claims_only_what_its_paper_does():
+    suite, found = load_suite("mpa_claims"), claims_by("mpa_claims")
+    assert not [claim for claim in found.values() if claim.row == "MPA-DW"], "the paper has it below MPA"
+    for base in ("MPA", "MPA-DW"):
+        claim = found["MPA-AP", (base,)]
+        assert "or more" in claim.words
+        assert abs(published_gain(claim, suite.rows, "cub")) < 0.4
+
+
+def test_the_short_training_of_ccp_is_as_long_in_rate_times_steps():
+    runs = {run.row: run.description for run in plan_suite(load_suite("ccp_claims"), seeds=1).runs}
+    short, whole = runs["C2-CCP"], runs["C2-CCP, four folds"]
+    assert (whole["lr"], whole["check_every"], whole["patience"], whole["folds"]) == (1e-5, 25, 60, 4)
+    for steps in ("epochs", "check_every"):
+        assert short["lr"] * short[steps] == pytest.approx(whole["lr"] * whole[steps]), steps
+    assert short["patience"] == whole["patience"], "in checks"
+    for row in ("C2-XBM", "C2-XBM, the authors' code"):
+        assert parse(runs[row]["method"]).options["start"] * runs[row]["lr"] == pytest.approx(1000 * 1e-5)
 
 
 def test_the_whole_program_of_two_papers(tmp_path):
