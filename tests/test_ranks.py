@@ -28,6 +28,7 @@ def gathered_gradient(known):
     loss = value_of(z)
     (g,) = torch.autograd.grad(loss, w)
     y = ranks.gather(torch.arange(ROWS)[ranks.share(ROWS)])
+    assert torch.equal(ranks.collect(y > ranks.rank())[-1], y > ranks.size() - 1)
     return loss.detach(), ranks.total(g) / ranks.size(), y
 
 
@@ -86,10 +87,14 @@ def loop_of_ones_own(spec):
     return [loss.detach(), *model.state_dict().values(), *method.state_dict().values()]
 
 
-@pytest.mark.parametrize("spec", ["moco(momentum=0.5, queue=7)"])
-def test_a_loop_of_ones_own_gathers_in_one_line(spec):
-    one = loop_of_ones_own(spec)
-    for answer in on_ranks(2, loop_of_ones_own, spec):
+def loops_of_ones_own():
+    """One with state of its own, and one with parameters."""
+    return loop_of_ones_own("moco(momentum=0.5, queue=7)") + loop_of_ones_own("proxy_anchor(sample_rate=0.9)")
+
+
+def test_a_loop_of_ones_own_gathers_in_one_line():
+    one = loops_of_ones_own()
+    for answer in on_ranks(2, loops_of_ones_own):
         for mine, theirs in zip(one, answer, strict=True):
             torch.testing.assert_close(theirs, mine, rtol=1e-10, atol=1e-10)
 

@@ -152,11 +152,15 @@ def gather(x: Tensor, count: int | None = None) -> Tensor:
 
 def _all(x: Tensor, rows: list[int]) -> list[Tensor]:
     """The tensors of all ranks, which have these numbers of rows."""
-    most = max(rows)
-    padded = torch.cat([x, x.new_zeros(most - len(x), *x.shape[1:])]) if len(x) < most else x.contiguous()
-    parts = [torch.empty_like(padded, memory_format=torch.contiguous_format) for _ in rows]
-    _call(dist.all_gather, parts, padded.contiguous())
+    padded = _padded(x, max(rows))
+    parts = [torch.empty_like(padded) for _ in rows]
+    _call(dist.all_gather, parts, padded)
     return [part[:n] for part, n in zip(parts, rows, strict=True)]
+
+
+def _padded(x: Tensor, count: int) -> Tensor:
+    """The rows of a tensor, and zeros up to `count` rows."""
+    return torch.cat([x, x.new_zeros(count - len(x), *x.shape[1:])]).contiguous() if len(x) < count else x.contiguous()
 
 
 class _Gather(torch.autograd.Function):
@@ -251,8 +255,6 @@ def collect(t: Tensor) -> Tensor:
     """What each rank has, [W, …], for all of them; the gradient of its own part returns to each."""
     if size() == 1:
         return t[None]
-    if t.dtype == torch.bool:  # of which gloo knows nothing
-        return collect(t.to(torch.uint8)).bool()
     out: Tensor = _Collect.apply(t)  # type: ignore[no-untyped-call]
     return out
 
@@ -261,9 +263,8 @@ def on_host_of_first(t: Tensor, rows: list[int]) -> Tensor:
     """The rows of all ranks, which have these numbers of them, in the memory of rank 0; elsewhere the own rows."""
     if size() == 1:
         return t
-    most = max(rows)
     own = t.detach().cpu()
-    padded = torch.cat([own, own.new_zeros(most - len(own), *own.shape[1:])]) if len(own) < most else own.contiguous()
+    padded = _padded(own, max(rows))
     parts = [torch.empty_like(padded) for _ in rows] if is_first() else None
     _call(dist.gather, padded, parts, 0, _host_group())
     return own if parts is None else torch.cat([part[:n] for part, n in zip(parts, rows, strict=True)])
