@@ -4,6 +4,7 @@ import copy
 import gc
 import io
 import weakref
+from dataclasses import replace
 
 import pytest
 import torch
@@ -93,7 +94,7 @@ def pair(spec):
 
 def joined(batches):
     x = torch.cat([x.detach() for x, _ in batches])
-    return Step(x, torch.cat([y for _, y in batches]), images=x)
+    return Step(x, torch.cat([y for _, y in batches]), images=x, batches=len(batches))
 
 
 def plain(m, x, y):
@@ -118,11 +119,31 @@ def test_accumulated_batches_count_as_one(spec):
         notes[number] = other.noted(step)
     same.step()
     if "proxy_isa" in spec:  # outliers are found by the loss
-        step = Step(*(getattr(joined(batches), name) for name in "xy"), notes=(torch.cat([n[0] for n in notes]),))
+        step = replace(joined(batches), notes=(torch.cat([n[0] for n in notes]),))
     else:
         step = joined(batches)
     other.after_step(step)
     assert_same(found, other.state_dict())
+
+
+@pytest.mark.parametrize("every", [1, 2, 3])
+def test_epochs_and_projections_are_counted_in_batches(every):
+    """However many batches there are in a step of the optimiser, as the batches themselves are drawn."""
+    isa, profs = started(PlainRun, "proxy_isa(volume=8)"), started(PlainRun, "profs(steps=4, weight=0.1)")
+    per_epoch, changed = len(isa.blobs.labels) // isa.size, []
+    isa.method.at_check(isa.model, isa.embed, isa.blobs.labels)
+    drawn = profs.method.batches(profs.blobs.labels, profs.size, seed=3)
+    for number in range(1, 3 * 4 + 1):
+        isa.gradients(torch.arange(isa.size) + isa.size * (number % per_epoch))
+        profs.gradients(next(drawn))
+        if number % every == 0:
+            anchor = profs.method.state_dict()["anchor.at/weight"].clone()
+            isa.update()
+            profs.update()
+            changed += [number] * (not torch.equal(profs.method.state_dict()["anchor.at/weight"], anchor))
+            assert int(isa.method.state_dict()["steps"]) == number
+            assert bool((isa.method.memory.labels >= 0).any()) == (number - every >= per_epoch)
+    assert changed == [number for number in range(every, 13, every) if number % 4 < every]
 
 
 @pytest.mark.parametrize("spec", MOVING)

@@ -22,6 +22,7 @@ class Step:
     rng: torch.Generator | None = None
     notes: tuple[Tensor, ...] = ()  # what `loss` left for `after_step`
     by_sample: bool = False  # losses of samples are wanted, [B], and not their mean
+    batches: int = 1  # how many were joined, under gradient accumulation
 
     def __post_init__(self) -> None:
         # Narrow integers have no −1 for empty slots (uint8) or cannot index; int64 stays the same tensor.
@@ -57,7 +58,8 @@ def join(steps: Sequence[Step]) -> Step:
         return torch.cat(there) if len(there) == len(parts) else None
 
     x, y = torch.cat([step.x for step in steps]), torch.cat([step.y for step in steps])
-    return Step(x, y, images=together([s.images for s in steps]), index=together([s.index for s in steps]))
+    images, index = together([s.images for s in steps]), together([s.index for s in steps])
+    return Step(x, y, images=images, index=index, batches=len(steps))
 
 
 def _equal(a: Tensor, b: Tensor) -> bool:

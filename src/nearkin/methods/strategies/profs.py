@@ -289,8 +289,9 @@ class PROFS(Strategy):
         if self.hard_classes and self.images:
             v, y = self.space.project(step.x[:: self.images]).to(self.vectors.dtype), step.y[:: self.images]
             self.vectors[y], self.offset[y] = v, -v.square().sum(1) / 2
-        count_up(self, "count")
-        if self.count_on_host % self.projection(len(step.y)) == 0:
+        for _ in range(step.batches):
+            count_up(self, "count")
+        if self.count_on_host % self.projection(len(step.y) // step.batches) < step.batches:
             model = self.anchor.bound[0] if step.model is None and self.anchor.bound else step.model
             if self.weight and model is not None:
                 self.anchor.renew(model)

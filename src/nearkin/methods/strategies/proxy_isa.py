@@ -291,12 +291,13 @@ class ProxyISA(Strategy):
         if not self._knows_epochs:
             raise NearkinError(NEEDS)
         y, classes, proxies = step.y, len(self.seen), self.proxies.vectors
+        size = len(y) // step.batches  # of the batches of an epoch, which `loss` gets one by one
         if noted := self.noted(step):
             outliers, proxies = (*noted, proxies)[:2]  # with `as_code` the proxies of the loss
         else:
             s = self._own_similarity(step.x, y, proxies)
             outliers = self._outliers(s, y, self._progress())
-        on = self._since(self.queue_from, len(y))
+        on = self._since(self.queue_from, size)
         self.memory.enqueue(step.x.detach(), y, keep=on & ~outliers)
         labels = self.memory.labels
         s = self._own_similarity(self.memory.vectors, labels.clamp_min(0), proxies)
@@ -309,7 +310,7 @@ class ProxyISA(Strategy):
         self.seen += times if self.count == "samples" else times.clamp_max(1)
         if step.index is not None and len(self.filtered):
             self.filtered.index_add_(0, step.index, outliers.to(torch.int64))
-        self.steps += 1
+        self.steps += step.batches
 
     def _own_similarity(self, x: Tensor, y: Tensor, proxies: Tensor) -> Tensor:
         """Similarity [N] of samples x [N, D] with the proxies of their classes y, on whichever rank these are."""
