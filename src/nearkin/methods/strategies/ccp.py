@@ -66,6 +66,7 @@ BETTER = 1e-3
 
 def draw(labels: Tensor, count: int, *, classes: int) -> Tensor:
     """Rows [C, count] of random images of each class; a smaller class repeats its images."""
+    labels = labels.long()
     sizes = torch.bincount(labels, minlength=classes)
     if int(sizes.min()) == 0:
         raise NearkinError(

@@ -98,7 +98,7 @@ def deals(
     labels: Tensor, device: torch.device, *, classes: int, at_once: int, steps: int, seed: int, start: int
 ) -> Iterator[Deal]:
     """The draws of batch `start` and all following ones; those of projection k depend only on the seed and k."""
-    codes = labels.long().numpy()
+    codes = labels.numpy()
     present, counts = np.unique(codes, return_counts=True)
     begin, size = np.zeros((2, classes), dtype=np.int64)
     begin[present], size[present] = np.cumsum(counts) - counts, counts
@@ -228,6 +228,7 @@ class PROFS(Strategy):
                 f"profs needs at least 2 images per class in a batch, the representative and another, not {images}: "
                 "set images_per_class."
             )
+        labels = labels.long()
         if int(labels.max()) >= self.classes:
             raise NearkinError(f"profs was built for {self.classes} classes, but a label is {int(labels.max())}.")
         check_start(seed, start)
