@@ -49,7 +49,7 @@ def list_images(places: Sequence[str | Path], leave_out: LeaveOut | None = None)
     return list(found.values())
 
 
-def _images_at(path: Path, several: bool, passed: list[LeftOut]) -> Sequence[tuple[Path, str | None]]:
+def _images_at(path: Path, several: bool, passed: list[LeftOut]) -> Sequence[tuple[Path | str, str | None]]:
     if files := arrow_files(path):
         return [pair for file in files for pair in _images_inside(file)]
     if path.is_dir():
@@ -69,9 +69,9 @@ def _images_at(path: Path, several: bool, passed: list[LeftOut]) -> Sequence[tup
     ]
 
 
-def _images_inside(file: str) -> list[tuple[Path, str | None]]:
+def _images_inside(file: str) -> list[tuple[str, str | None]]:
     table, codes, keys = indexed(file, label="")
-    return [(table.path(row), keys[code] or None) for row, code in enumerate(codes.tolist())]
+    return [(os.path.join(file, table.name(row)), keys[code] or None) for row, code in enumerate(codes.tolist())]
 
 
 def _images_in_folder(top: Path, several: bool, passed: list[LeftOut]) -> list[tuple[Path, str | None]]:
