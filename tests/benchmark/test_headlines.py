@@ -2,6 +2,7 @@
 
 import math
 import sys
+from itertools import pairwise
 
 import pytest
 from benchmark.tiny_suite import TINY, written
@@ -74,6 +75,26 @@ def test_a_stop_leaves_whole_pairs(suites, begun, tmp_path):
     begun.clear()
     assert bench_headlines(suites[:1], out=tmp_path / "out2", budget=150, speed=0.01)[0].stopped
     assert not begun, "at this speed not even the first pair would finish"
+
+
+@pytest.mark.parametrize("error", [NearkinError("no"), RuntimeError("CUDA error: no\nmore"), RuntimeError()])
+def test_a_failed_run_ends_its_headline_and_no_other(suites, begun, tmp_path, monkeypatch, error):
+    pretend = module.Runner.run
+
+    def failing(self, job):
+        pretend(self, job)
+        if job.run.description["method"].startswith("proxy_anchor") and job.run.seed == 1:
+            del self.results[job.run.id]
+            raise error
+
+    monkeypatch.setattr(module.Runner, "run", failing)
+    one, two = bench_headlines(suites, out=tmp_path / "out")
+    (message,) = one.failed.values()
+    assert message in ("no", "CUDA error: no", "RuntimeError")
+    first = [("proxy_anchor", 0), ("contrastive", 0), ("soft_triple", 0), ("contrastive", 0), ("proxy_anchor", 1)]
+    assert begun[:5] == first
+    assert begun[5:] == [(name, seed) for seed in range(1, 8) for name in ("soft_triple", "contrastive")]
+    assert [results.stopped for results in (one, two)] == ["", ""]
 
 
 def test_as_many_seeds_as_half_the_published_gain_needs(tmp_path):
@@ -250,7 +271,7 @@ def test_proxy_isa_over_proxy_nca_is_compared_with_that(name):
 def test_table_3_of_proxy_isa_is_claimed_in_its_order():
     rows = [claim.rows for claim in load_suite("proxy_isa_claims").claims if claim.source.startswith("Table 3")]
     order = ["1/E both", "no penalty", "negatives only", "nu and 1/E", "Proxy-ISA"]
-    assert sorted(rows) == sorted(zip(order[:-1], order[1:], strict=True)), "each above the one before"
+    assert sorted(rows) == sorted(pairwise(order)), "each above the one before"
 
 
 def test_mpa_claims_only_what_its_paper_does():

@@ -83,6 +83,11 @@ class _Headline:
         needed = self._needed()
         return {seed: pair for seed, pair in self.pairs.items() if self.given is not None or seed < needed}
 
+    @property
+    def failed(self) -> bool:
+        """Whether one of its runs failed."""
+        return any(run.id in self.runner.failed for run in self.all.runs)
+
     def planned(self) -> PlannedSuite:
         """The two rows with the seeds that are asked for."""
         return self._plan(sorted(self.wanted()))
@@ -100,10 +105,13 @@ class _Headline:
 
 
 def _in_turn(headlines: Sequence[_Headline]) -> Iterator[list[Job]]:
-    """One pair of each headline after the other; which seeds are wanted is asked again before each pair."""
+    """One pair of each headline after the other; which seeds are wanted is asked again before each pair.
+
+    A headline with a failed run is left alone: its other seeds would fail as well, and take time from the others.
+    """
     for seed in sorted({seed for headline in headlines for seed in headline.pairs}):
         for headline in headlines:
-            if pair := headline.wanted().get(seed):
+            if not headline.failed and (pair := headline.wanted().get(seed)):
                 yield pair
 
 

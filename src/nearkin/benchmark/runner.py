@@ -12,8 +12,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
-
 from nearkin.benchmark.budget import Budget
 from nearkin.benchmark.costs import ROUGH, alike_per_epoch, images_per_epoch, seconds_per_epoch
 from nearkin.benchmark.planned_runs import PlannedRun, PlannedSuite, plan_suite
@@ -138,6 +136,7 @@ class Runner:
         self.out, self.queries, self.speed, self.reporter = out, queries, speed, reporter
         self.file = out / "results.jsonl"
         self.results = read_results(self.file)
+        self.failed: dict[str, str] = {}  # run id → error message
         self.hardware = provenance()["hardware"]
         self._images = cache(lambda spec: len(load_dataset(spec).train.labels))
 
@@ -166,8 +165,11 @@ class Runner:
         return SuiteResults(planned, self.results, made.failed, without, made.stopped, self.out)
 
     def make(self, groups: Iterable[Sequence[Job]], total: int, budget: Budget) -> Made:
-        """Make runs, group by group; none of a group is started that is unlikely to finish within the budget."""
-        failed: dict[str, str] = {}
+        """Make runs, group by group; none of a group is started that is unlikely to finish within the budget.
+
+        A run that fails ends its group, and the next group follows.
+        """
+        failed = self.failed
         number = 0
         try:
             for group in groups:
@@ -179,9 +181,10 @@ class Runner:
                     try:
                         with budget.alarm():
                             self.run(job)
-                    except (NearkinError, torch.OutOfMemoryError) as error:
-                        failed[run.id] = str(error).splitlines()[0]
+                    except (NearkinError, RuntimeError) as error:  # torch's own errors are RuntimeErrors
+                        failed[run.id] = (str(error).strip() or type(error).__name__).splitlines()[0]
                         self.reporter.note(f"    failed: {failed[run.id]}")
+                        break
         except KeyboardInterrupt:
             if not budget.expired:
                 raise
