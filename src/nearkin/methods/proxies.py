@@ -93,7 +93,9 @@ class Proxies(PreciseModule):
             whole = len(classes) * self.per_class
             classes = classes[(classes >= self.held.start) & (classes < self.held.stop)] - self.held.start
             if not len(classes):
-                raise NearkinError("sample_rate drew no class of a process: leave out cut_proxies or sample_rate.")
+                raise NearkinError(
+                    "With this sample_rate a process has no class in a step: leave out cut_proxies or sample_rate."
+                )
         rows = (classes[:, None] * self.per_class + torch.arange(self.per_class, device=y.device)).flatten()
         mark_rows(self.vectors, rows)
         return References(self.vectors.index_select(0, rows), self.labels[rows], None, self.per_class, whole)

@@ -15,7 +15,7 @@ from nearkin.methods.strategies.vcpa import (
     draw,
     kl,
     kl_slopes,
-    make_batch,
+    negatives_batch,
     newton_step,
     slopes,
 )
@@ -41,6 +41,11 @@ def samples(seed=0, size=B, classes=C):
 
 X, Y = samples(3)[0], torch.tensor([0, 0, 2, 2, 2, 4, 0, 2, 4])  # classes 1 and 3 are absent
 UNIT = torch.nn.functional.normalize(X, dim=1)
+
+
+def make_batch(f, y, labels, **options):
+    """The inputs to the derivatives, for all proxies with `labels`."""
+    return negatives_batch(f, y, labels, **options).at(y, labels)
 
 
 def diagonal(hessian):

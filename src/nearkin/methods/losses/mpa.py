@@ -74,9 +74,8 @@ def mpa(q: Relation, *, alpha: float, delta: float, weights: Tensor | None = Non
     push = log1p_sum_exp(weighted(alpha * (q.s + delta), weights), q.neg, by="column")
     with_positive = over_columns(q, total_of(exists(own.pos, by="column")))
     with_negative = over_columns(q, total_of(exists(q.neg, by="column")))
-    return sum_of_columns(q, pull) / with_positive.clamp_min(1) + sum_of_columns(q, push) / with_negative.clamp_min(
-        1
-    )  # Eq. 6
+    pull = sum_of_columns(q, pull) / with_positive.clamp_min(1)
+    return pull + sum_of_columns(q, push) / with_negative.clamp_min(1)  # Eq. 6
 
 
 def mpa_dw(q: Relation, *, alpha: float, delta: float, weights: Tensor | None = None) -> Tensor:

@@ -58,9 +58,8 @@ def pull_and_push(
     push = log1p_sum_exp(weighted(alpha * (r.s + delta), weights), r.neg, by="column")  # Eq. 4, second line
     P = float(column_count(r))
     with_positive = over_columns(r, total_of(exists(own.pos, by="column")))
-    return sum_of_columns(r, pull) / (P if positives == "all" else with_positive.clamp_min(1)), sum_of_columns(
-        r, push
-    ) / P
+    counted = P if positives == "all" else with_positive.clamp_min(1)
+    return sum_of_columns(r, pull) / counted, sum_of_columns(r, push) / P
 
 
 def proxy_anchor(

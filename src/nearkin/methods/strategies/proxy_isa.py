@@ -333,11 +333,8 @@ class ProxyISA(Strategy):
         return self.steps >= (epoch - 1) * per_epoch
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
-        for name in (
-            "filtered",
-            "history",
-            "checks",
-        ):  # their length depends on data and run, which a new method does not know
+        # The length of these depends on data and run, which a new method does not know.
+        for name in ("filtered", "history", "checks"):
             if (found := state_dict.get(prefix + name)) is not None:
                 setattr(self, name, getattr(self, name).new_zeros(found.shape))
         super()._load_from_state_dict(state_dict, prefix, *rest)

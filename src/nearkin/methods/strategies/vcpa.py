@@ -97,9 +97,8 @@ class Batch(NamedTuple):
 
     f: Tensor  # [N, D] unit embeddings
     squares: Tensor  # [N, D]
-    offsets: (
-        Tensor  # [2, P, N] αδ for x in B_j⁺, then in B_j⁻; −inf for the others; 0 for the 1; [N] if no B_j⁺ has any
-    )
+    # [2, P, N] αδ for x in B_j⁺, then in B_j⁻; −inf for the others; 0 for the 1; [N] if no B_j⁺ has any
+    offsets: Tensor
     signs: Tensor  # [2, 1, 1] −1, 1
     share: Tensor  # |C| over the divisor of the positive sum
     alpha: float
@@ -156,13 +155,6 @@ def negatives_batch(
     share = P / with_positive if positives == "batch" else torch.ones_like(with_positive)
     signs = torch.arange(-1, 2, 2, device=f.device, dtype=f.dtype)[:, None, None]
     return Batch(f, f.square(), offsets, signs, share, alpha, P)
-
-
-def make_batch(
-    f: Tensor, y: Tensor, labels: Tensor, *, alpha: float, delta: float, positives: Literal["all", "batch"] = "all"
-) -> Batch:
-    """The Batch of unit embeddings f [B, D] for all proxies with `labels` [P]."""
-    return negatives_batch(f, y, labels, alpha=alpha, delta=delta, positives=positives).at(y, labels)
 
 
 def anchor_slopes(p: Tensor, b: Batch) -> tuple[Tensor, Tensor]:
