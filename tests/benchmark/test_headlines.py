@@ -116,7 +116,9 @@ def test_as_many_seeds_as_half_the_published_gain_needs(tmp_path):
     assert needed_seeds(silent, claim, {}) == 8
 
 
-def test_more_seeds_are_run_once_the_deviation_is_known(suites, begun, tmp_path, monkeypatch):
+def test_more_seeds_are_run_once_the_deviation_is_known(suites, begun, tmp_path, monkeypatch, capsys):
+    from rich.console import Console
+
     pretend = module.Runner.run
 
     def noisy(self, job):
@@ -124,9 +126,13 @@ def test_more_seeds_are_run_once_the_deviation_is_known(suites, begun, tmp_path,
         self.results[job.run.id]["scores"]["R@1"] += 1.2 * job.run.seed if job.run.row == "C2" else 0.0
 
     monkeypatch.setattr(module.Runner, "run", noisy)
-    (found,) = bench_headlines(suites[:1], out=tmp_path / "out")
+    (found,) = bench_headlines(suites[:1], out=tmp_path / "out", reporter=Reporter(Console(width=200)))
     assert found.planned.seeds == tuple(range(len(begun) // 2))
     assert 8 < len(begun) // 2 < 17
+    said, runs = capsys.readouterr().out, len(begun)
+    assert "[6/16]" in said
+    assert f"[7/{runs}]" in said, "counted again"
+    assert f"[{runs}/{runs}]" in said
     begun.clear()
     bench_headlines(suites[:1], out=tmp_path / "few", seeds=[4, 5])
     assert [seed for _, seed in begun] == [4, 4, 5, 5], "seeds that are given are the seeds"

@@ -42,8 +42,7 @@ def bench_headlines(
     with open_runner(out, queries=False, speed=speed, reporter=reporter) as runner:
         headlines = [_Headline(suite, claim, data, seeds, settings or {}, runner) for suite, claim in found]
         _note_costs(headlines, runner)
-        total = sum(len(pair) for headline in headlines for pair in headline.wanted().values())
-        made = runner.make(_in_turn(headlines), total, time_left)
+        made = runner.make(_in_turn(headlines), lambda: _total(headlines), time_left)
         return [runner.suite_results(headline.planned(), made, data) for headline in headlines]
 
 
@@ -102,6 +101,11 @@ class _Headline:
 
     def _plan(self, seeds: int | Sequence[int]) -> PlannedSuite:
         return plan_suite(self.suite, seeds=seeds, rows=self.claim.rows, settings=self.settings)
+
+
+def _total(headlines: Sequence[_Headline]) -> int:
+    """The number of runs that the results so far ask for; more once the first pairs ask for more seeds."""
+    return sum(len(pair) for headline in headlines for pair in headline.wanted().values())
 
 
 def _in_turn(headlines: Sequence[_Headline]) -> Iterator[list[Job]]:

@@ -5,7 +5,7 @@ Finished runs are skipped. A run that was interrupted is resumed by the next cal
 
 import gc
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -70,7 +70,7 @@ def bench(
         jobs = runner.jobs(planned, data)
         if time_left.end is not None:
             jobs = runner.quick_first(jobs)
-        made = runner.make([[job] for job in jobs], len(jobs), time_left)
+        made = runner.make([[job] for job in jobs], lambda: len(jobs), time_left)
         if made.failed and not any(run.id in runner.results for run in planned.runs):
             first = next(iter(made.failed.values()))
             raise NearkinError(f"Every run of {planned.suite.name} failed. The first error: {first}")
@@ -164,20 +164,20 @@ class Runner:
         without = tuple(name for name in planned.suite.data if name not in specs)
         return SuiteResults(planned, self.results, made.failed, without, made.stopped, self.out)
 
-    def make(self, groups: Iterable[Sequence[Job]], total: int, budget: Budget) -> Made:
+    def make(self, groups: Iterable[Sequence[Job]], total: Callable[[], int], budget: Budget) -> Made:
         """Make runs, group by group; none of a group is started that is unlikely to finish within the budget.
 
-        A run that fails ends its group, and the next group follows.
+        A run that fails ends its group, and the next group follows. `total` is the number of runs as far as known.
         """
         failed = self.failed
         number = 0
         try:
             for group in groups:
                 if not budget.allows(sum(map(self.expected_seconds, group))):
-                    return Made(failed, f"the budget is too short for another run; {total - number} are left")
+                    return Made(failed, f"the budget is too short for another run; {total() - number} are left")
                 for job in group:
                     run, number = job.run, number + 1
-                    self.reporter.note(f"[{number}/{total}] {run.data}: {run.row}, seed {run.seed}")
+                    self.reporter.note(f"[{number}/{total()}] {run.data}: {run.row}, seed {run.seed}")
                     try:
                         with budget.alarm():
                             self.run(job)
@@ -188,7 +188,7 @@ class Runner:
         except KeyboardInterrupt:
             if not budget.expired:
                 raise
-            left = total - number + 1
+            left = total() - number + 1
             return Made(failed, f"the budget is spent; {left} runs are left, the first of them started")
         return Made(failed, "")
 
