@@ -461,7 +461,8 @@ def main() -> None:
     given.out.mkdir(parents=True, exist_ok=True)
     with keep_images_open(3 * len(given.splits)):
         if given.suite and not (out := given.out / f"view_{given.suite}.json").exists():
-            suite_view(given.suite, data=given.data, out=out, epochs=given.suite_epochs, device=given.device)
+            how = {"data": given.data, "out": out, "epochs": given.suite_epochs, "device": given.device}
+            Clock(math.inf).run(lambda: suite_view(given.suite, **how), name=f"the view of {given.suite}")
         trials = Trials(given, Reporter(Console() if Console().is_terminal else None))
         trials.make_all()
         for name, (gain, error) in trials.effects(given.sizes[0]).items():

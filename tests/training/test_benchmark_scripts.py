@@ -45,6 +45,35 @@ def test_a_mixture_that_failed_is_not_tried_again_and_again(trials, monkeypatch)
     assert min(len(first & mixture) / len(first) for mixture in others) < 0.5  # they try other changes
 
 
+def test_trials_are_made_even_if_the_view_of_the_suite_is_not(trials, tmp_path, monkeypatch, capsys):
+    def fail(*_, **__):
+        raise NearkinError("A batch of 180 images cannot be drawn from 48.")
+
+    options = [
+        "--data",
+        trials.given.data,
+        "--suite",
+        "cub_lite0",
+        "--seconds",
+        "0",
+        "--device",
+        "cpu",
+        "--sizes",
+        "32",
+    ]
+    for name, value in trials.given.set.items():
+        options += ["--set", f"{name}={value}"]
+    found = {"splits": {"4": {"score": 1.0, "scores": {"R@1 at 32 of 37": 1.0}}, "2": {"score": 3.0, "scores": {}}}}
+    trials.made["paper at 32"] = {"changes": [], "settings": {}, "size": 32, **found}
+    trials.write()
+    monkeypatch.setattr(recipe_trials, "suite_view", fail)
+    monkeypatch.setattr(sys, "argv", ["recipe_trials.py", *options, "--out", str(tmp_path)])
+    recipe_trials.main()
+    said = capsys.readouterr().out
+    assert "the view of cub_lite0: NearkinError: A batch of 180" in said
+    assert "+0.00  paper at 32" in said
+
+
 def test_stored_pixels_times_steps_as_a_run_makes_them(tmp_path, monkeypatch):
     options = ["--device", "cpu", "--backbone", "conv4", "--batch", "8", "--images", "40", "--rounds", "1", "--out"]
     monkeypatch.setattr(sys, "argv", ["stored_pixels.py", *options, str(tmp_path / "found.json")])
