@@ -251,7 +251,7 @@ LACKING = {
     "profs": r"^profs chooses the images of each batch: .* draw the batches from method.batches",
     "proxy": r"^proxy draws its proxies from embeddings of the training set\. Before the first step, call method.at_",
     "proxy(triplet, initial=means)": r"^Proxies with initial=means start from embeddings of the training set",
-    "proxy_isa": r"^proxy_isa counts epochs: call at_check before the first step, or set steps_per_epoch\.$",
+    "proxy_isa": r"^proxy_isa counts epochs: call at_check before the first step, or set steps_per_epoch\.",
     "proxy_updates": r"^proxy_updates moves its proxies at the learning rate of the run.* method.groups\(lr\)",
     "vcpa(newton=False)": r"^vcpa\(newton=False\) moves its proxies at the learning rate of the run",
     "proxy_anchor(initial=means)": r"^Proxies with initial=means start from embeddings",
@@ -266,10 +266,12 @@ def test_what_a_plain_loop_lacks_is_said_once(spec, recwarn):
     with pytest.warns(LoopWarning, match=LACKING[spec]) as caught:
         m(x, y).backward()
     assert caught[0].filename == __file__
+    assert str(caught[0].message).endswith(" Until then the method's state does not change.") == m.updates_state
+    before = copy.deepcopy(m.state_dict())
     torch.optim.SGD([x], lr=0.1).step()
     recwarn.clear()
     m(x, y)
-    m.state_dict()
+    assert_same(m.state_dict(), before)
     assert not recwarn
 
 

@@ -265,7 +265,8 @@ class Method(PreciseModule):
         if self.training and self._lacks != "":
             asked, self._lacks = self._lacks, self.lacks(step)
             if self._lacks and asked is None:
-                warnings.warn(self._lacks, LoopWarning, stacklevel=6)
+                until_then = " Until then the method's state does not change." if self.updates_state else ""
+                warnings.warn(self._lacks + until_then, LoopWarning, stacklevel=6)
 
     @torch.no_grad()
     def catch_up(self) -> None:
