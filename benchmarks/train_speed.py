@@ -148,6 +148,8 @@ def main() -> None:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--out", type=Path, help="default: results/train_speed_DEVICE.json beside this script")
     given = parser.parse_args()
+    start = process_start()
+    imported = round(time.time() - start, 1)
     settings: dict[str, Any] = {"data": given.data, "backbone": given.backbone, "device": given.device}
     settings |= {"size": given.size} if given.size else {}
     device = resolve_device(given.device).type
@@ -166,8 +168,8 @@ def main() -> None:
     parts = given.parts.split(",")
     with keep_images_open():
         if "whole" in parts:
-            whole, began = {**settings, "epochs": given.epochs}, process_start()
-            keep(cold=attempt(lambda: train(whole, began)))
+            whole = {**settings, "epochs": given.epochs}
+            keep(cold={"imports": imported, **attempt(lambda: train(whole, start))})
             keep(warm=attempt(lambda: train({**whole, "seed": 1})))
             keep(third=attempt(lambda: train({**whole, "seed": 2})))
         if "batches" in parts:

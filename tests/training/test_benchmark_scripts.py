@@ -3,10 +3,12 @@
 import argparse
 import json
 import sys
+import time
 
 import pytest
 import recipe_trials
 import stored_pixels
+import train_speed
 from made import make_images
 
 from nearkin.console import Reporter
@@ -83,3 +85,16 @@ def test_stored_pixels_times_steps_as_a_run_makes_them(tmp_path, monkeypatch):
     assert found["kept"] == [[37, False], [64, False]]
     assert found["figures"].keys() == {"training crops", "test views", "training step"}
     assert all(speed > 0 for figure in found["figures"].values() for speed in figure.values())
+
+
+def test_the_cold_time_tells_what_of_it_went_by_before_the_script_began(tmp_path, monkeypatch):
+    make_images(tmp_path / "images", classes=8, each=4)
+    options = ["--parts", "whole", "--epochs", "1", "--device", "cpu", "--backbone", "conv4"]
+    options += ["--data", f"folder:{tmp_path / 'images'}", "--out", str(tmp_path / "found.json")]
+    monkeypatch.setattr(sys, "argv", ["train_speed.py", *options])
+    monkeypatch.setattr(train_speed, "process_start", lambda: time.time() - 50)
+    train_speed.main()
+    cold, warm = (json.loads((tmp_path / "found.json").read_text())[name] for name in ("cold", "warm"))
+    assert 50 <= cold["imports"] < cold["seconds"]
+    assert warm["seconds"] < 50
+    assert "R@1" in warm["scores"]
