@@ -14,6 +14,7 @@ from nearkin.data.image_files import list_images
 from nearkin.errors import NearkinError
 from nearkin.search.build import index_images
 from nearkin.search.index import open_index
+from nearkin.search.index.folder import FolderIndex
 from nearkin.search.parts import (
     Part,
     embed_one_part,
@@ -122,6 +123,13 @@ def test_index_takes_parts_as_they_are(made, tmp_path):
     with pytest.raises(NearkinError, match="another model"):
         index_images(other, [], tmp_path / "j", embedded=files)
     assert not (tmp_path / "j").exists()
+
+
+def test_embeddings_are_added_once_and_compared_with_their_own_items_only(made, tmp_path, monkeypatch):
+    files = embedded_files(made / "parts")
+    monkeypatch.setattr(FolderIndex, "_stamps", lambda _: pytest.fail("read all items"))
+    done = index_images(made / "run", [], tmp_path / "i", embedded=[*files, files[0]])
+    assert (done.items, done.filled.added, done.filled.kept) == (30, 30, 7)
 
 
 def test_parts_are_searched_and_measured(made):

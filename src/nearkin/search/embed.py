@@ -71,7 +71,7 @@ def read_chunks(model: Model, images: Sequence[ImageFile]) -> Generator[Chunk, N
 
 def fill(index: Index, model: Model, images: Sequence[ImageFile], *, reporter: Reporter | None = None) -> Filled:
     """Embed images into an index, one commit per chunk. Images with unchanged file and label are skipped."""
-    known = index.stamps()
+    known = index.stamps() if images else {}
     todo = [image for image in images if not _is_known(image, known)]
     new = {image.path for image in todo}
     kept = [image for image in images if image.path not in new]

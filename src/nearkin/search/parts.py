@@ -30,8 +30,8 @@ from nearkin.search.names import unescape_name
 from nearkin.training.measure_run import RunScores, measure_vectors
 from nearkin.training.model import Model, fingerprint, load
 
-READ_AT_ONCE = 8192
-"""Embeddings that are read, and added to an index, at once."""
+READ_AT_ONCE = 2**16
+"""Embeddings that are read, and added to an index, at once: files of so many items are never merged."""
 
 _NAME = re.compile(r"part-(\d+)-of-(\d+)\.parquet(\.part)?")
 
@@ -198,12 +198,12 @@ def check_maker(file: Path, run: Path) -> None:
 
 def add_embedded(index: Index, files: Sequence[Path], *, reporter: Reporter | None = None) -> Filled:
     """Add the embeddings of files to an index, except those that it has."""
-    known = index.stamps()
     added = kept = 0
     with (reporter or Reporter()).bar("adding embeddings") as progress:
         for done, file in enumerate(files):
             for vectors, images, stamps in read_embeddings(file):
                 labels = [image.label for image in images]
+                known = index.stamps([image.path for image in images])
                 same = [known.get(i.path) == (i.label, stamp) for i, stamp in zip(images, stamps, strict=True)]
                 new = [row for row, is_same in enumerate(same) if not is_same]
                 index.add(

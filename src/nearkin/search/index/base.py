@@ -200,9 +200,15 @@ class Index(ABC):
     def embeddings(self, ids: Sequence[str] | None = None) -> Floats:
         """The embeddings [N, D] of all items in the order of `items`, or of the given ids in their order."""
 
+    def stamps(self, ids: Sequence[str] | None = None) -> dict[str, tuple[str | None, str | None]]:
+        """The label and stamp by id of every item, or of those with the given ids.
+
+        They tell whether an image must be embedded again.
+        """
+        return self._stamps() if ids is None else {i.id: (i.label, i.stamp) for i in self._items(ids)}
+
     @abstractmethod
-    def stamps(self) -> dict[str, tuple[str | None, str | None]]:
-        """The label and stamp of every item by id: they tell whether an image must be embedded again."""
+    def _stamps(self) -> dict[str, tuple[str | None, str | None]]: ...
 
     @abstractmethod
     def label_names(self) -> list[str]:

@@ -190,7 +190,7 @@ class FolderIndex(Index):
             self.item(ids[int((found < 0).argmax())])  # raises
         return rows.vectors.take(found)
 
-    def stamps(self) -> dict[str, tuple[str | None, str | None]]:
+    def _stamps(self) -> dict[str, tuple[str | None, str | None]]:
         return self.rows.stamps()
 
     def label_names(self) -> list[str]:

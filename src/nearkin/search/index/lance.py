@@ -244,7 +244,7 @@ class LanceIndex(Index):
         self.item(name)  # raises
         raise AssertionError
 
-    def stamps(self) -> dict[str, tuple[str | None, str | None]]:
+    def _stamps(self) -> dict[str, tuple[str | None, str | None]]:
         found = self._scan(["id", "label", "stamp"])
         ids, labels, stamps = (unescape_all(found[name].to_pylist()) for name in ("id", "label", "stamp"))
         return dict(zip(ids, zip(labels, stamps, strict=True), strict=True))

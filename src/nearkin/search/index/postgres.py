@@ -206,7 +206,7 @@ class PostgresIndex(Index):
             rows = [known[escape_name(self.item(name).id)] for name in ids]
         return np.array([_numbers(row) for row in rows], np.float32).reshape(-1, self.dim)
 
-    def stamps(self) -> dict[str, tuple[str | None, str | None]]:
+    def _stamps(self) -> dict[str, tuple[str | None, str | None]]:
         rows = self._rows("SELECT id, path, label, stamp FROM {items}")
         return {item.id: (item.label, item.stamp) for item in (Item(*unescape_all(row)) for row in rows)}
 

@@ -150,7 +150,7 @@ class QdrantIndex(Index):
                 vectors = [known[self.item(name).id] for name in ids]
         return np.array(vectors, np.float32).reshape(-1, self.dim)
 
-    def stamps(self) -> dict[str, tuple[str | None, str | None]]:
+    def _stamps(self) -> dict[str, tuple[str | None, str | None]]:
         with _errors_translated():
             return {item.id: (item.label, item.stamp) for item in map(_item, self._all())}
 
