@@ -62,6 +62,7 @@ def check(tmp_path):
         (ABOVE, "holds", "holds"),
         (BELOW, "opposite", "opposite"),
         (LEVEL, "not shown", r"not shown; by the interval the gain could be as large as 0\.\d points"),
+        (BASE, "not shown", "not shown"),
         (ABOVE[:3], "too few seeds yet", "too few seeds yet: 3 of 8"),
         ([], "not run yet", "not run yet"),
     ],
@@ -71,7 +72,7 @@ def test_the_verdict_of_a_headline(check, ours, outcome, words):
     assert found.outcome == outcome
     assert found.published == 2.0
     assert re.fullmatch(words, in_words([found]))
-    if len(ours) == 8:
+    if len(ours) == 8 and ours != BASE:
         theirs = stats.ttest_rel(ours, BASE)
         assert found.test.p == pytest.approx(theirs.pvalue)
         assert (found.test.low, found.test.high) == pytest.approx(tuple(theirs.confidence_interval()))

@@ -74,7 +74,7 @@ def in_words(found: Sequence[TestedClaim]) -> str:
     outcome, test = headline.outcome, headline.test
     if outcome == TOO_FEW:
         return f"{TOO_FEW}: {test.n} of {headline.needed}"
-    if outcome == NOT_SHOWN:
+    if outcome == NOT_SHOWN and not math.isnan(test.high):  # NaN: all differences are equal
         return f"{NOT_SHOWN}; by the interval the gain could be as large as {test.high:.1f} points"
     papers_own = [each for each in found if each.claim.source]  # not those that this project asks
     against = [each.claim.words for each in papers_own if each.outcome == ESTIMATE and each.test.high < 0]
