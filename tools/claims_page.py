@@ -41,11 +41,12 @@ section says so. The papers' numbers and ours are of different networks: compare
 
 **The test** is written into the suites before their runs. One comparison per paper is the main one, in bold: a paired
 t-test over at least eight seeds, and as many as half the published gain needs for a power of 80 % by the deviation of
-the first three, at most {MOST_SEEDS}; Holm's correction over the main comparisons of one paper. It *holds* if
-p < {LEVEL} and the difference has the sign that the paper claims, and holds *in part* if the interval of another claim
-of the paper lies below zero. *Not shown* does not mean refuted: the interval says how large the gain could still be.
-All other claims have three seeds and are *estimates* without a verdict. Where one side is a sweep, its best value
-stands for it.
+the first three, at most {MOST_SEEDS}. With one main comparison per paper there is nothing to correct p for; had a paper
+several, Holm's correction over these would apply. It *holds* if p < {LEVEL} and the difference has the sign that the
+paper claims, and holds *in part* if the 95 % interval of another claim of the paper lies below zero. It is the
+*opposite* if p < {LEVEL} and the sign is the other one. *Not shown* does not mean refuted: the interval says how large
+the gain could still be. All other claims have three seeds and are *estimates* without a verdict or correction: of
+twenty such intervals one misses the true difference by chance. Where one side is a sweep, its best value stands for it.
 
 `nearkin bench SUITE … --headline --data cub:PATH` runs the main comparisons, one suite without `--headline` all its
 rows. The suites are {{suites}}.
