@@ -245,6 +245,7 @@ def test_splits_of_arrow_data_sets_and_of_tars_are_kept(tmp_path: Path, photos: 
     for spec in (f"arrow:{tmp_path / 'birds'}", f"tar:{tmp_path / 'tars'}"):
         data = load_dataset(spec)
         assert (len(data.train), len(data.test)) == (8, 8)
+    assert len(list_images([tmp_path / "birds"])) == 16
     assert files_by_class(load_dataset(f"tar:{tmp_path / 'tars'}").test)["jay"] == ["001.jpg", "005.jpg"]
 
 

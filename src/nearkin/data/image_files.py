@@ -50,7 +50,7 @@ def list_images(places: Sequence[str | Path], leave_out: LeaveOut | None = None)
 
 
 def _images_at(path: Path, several: bool, passed: list[LeftOut]) -> Sequence[tuple[Path | str, str | None]]:
-    if files := arrow_files(path):
+    if files := [file for part in (path, path / "train", path / "test") for file in arrow_files(part)]:
         return [pair for file in files for pair in _images_inside(file)]
     if path.is_dir():
         return _images_in_folder(path, several, passed)
