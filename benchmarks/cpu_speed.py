@@ -112,12 +112,15 @@ def embedding_works(plan: Plan, network: Embedder, timm: str, batch: int) -> dic
 
 
 def measure(works: dict[str, Work], batch: int, rounds: int) -> Json:
-    """Images per second of each, and how much longer ours takes than the fastest other."""
+    """Images per second of each, its time relative to ours, and the time of ours relative to the fastest other."""
     times = alternating(list(works.values()), rounds=rounds, device=torch.device("cpu"))
     took = {name: median(each) for name, each in zip(works, times, strict=True)}
     best = min(took[name] for name in works if name != OURS)
-    speeds = {name: round(1e3 * batch / ms, 1) for name, ms in took.items()}
-    return {"images_per_second": speeds, "time_to_best_other": round(took[OURS] / best, 3)}
+    rows = {
+        name: {"images_per_second": round(1e3 * batch / ms, 1), "ratio": round(ms / took[OURS], 3)}
+        for name, ms in took.items()
+    }
+    return {"rows": rows, "time_to_best_other": round(took[OURS] / best, 3)}
 
 
 def main() -> None:
@@ -136,10 +139,14 @@ def main() -> None:
     done: Json = {"backbone": given.backbone, "batch": given.batch, "threads": torch.get_num_threads(), **source()}
     for part, build in (("training", training_works), ("embedding", embedding_works)):
         if given.only in (None, part):
-            works = build(plan, build_embedder(plan, "cosine"), given.timm, given.batch)
-            done[part] = measure(works, given.batch, given.rounds) | {"goal": GOALS[part]}
+            network = build_embedder(plan, "cosine")
+            works = build(plan, network, given.timm, given.batch)
+            done |= {
+                "size": network.trunk.size,
+                part: measure(works, given.batch, given.rounds) | {"goal": GOALS[part]},
+            }
             write_json(given.out, done)
-            rows = [[name, f"{speed:,}"] for name, speed in done[part]["images_per_second"].items()]
+            rows = [[name, f"{row['images_per_second']:,}"] for name, row in done[part]["rows"].items()]
             Console().print(plain_table([part, "images/s"], rows))
             ratio = done[part]["time_to_best_other"]
             Console().print(f"{part}: {ratio} of the time of the best other", highlight=False)

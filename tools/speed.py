@@ -104,7 +104,7 @@ def cpu_speed(root: Path) -> str:
     known = _known(root / CPU)
     tables = []
     for what in ("training", "embedding"):
-        rows = known.get(what, {})
+        rows = known.get(what, {}).get("rows", {})
         cells = [
             [name, f"{row['images_per_second']:.1f}", f"{row['ratio']:.2f}"]
             for name, row in sorted(rows.items(), key=lambda item: -item[1]["images_per_second"])

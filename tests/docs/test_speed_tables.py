@@ -47,5 +47,5 @@ def test_a_gpu_is_described_by_its_results(tmp_path):
 
 def test_a_cpu_is_compared_with_the_other_ways(tmp_path):
     rows = {"nearkin": {"images_per_second": 20.0, "ratio": 1.0}, "timm": {"images_per_second": 16.0, "ratio": 1.25}}
-    write_json(tmp_path / CPU, {**WHERE, "backbone": "lite0", "size": 224, "batch": 16, "training": rows})
+    write_json(tmp_path / CPU, {**WHERE, "backbone": "lite0", "size": 224, "batch": 16, "training": {"rows": rows}})
     assert "| timm | 16.0 | 1.25 |" in cpu_speed(tmp_path)
