@@ -30,8 +30,7 @@ from nearkin.methods.catalogue import method
 from nearkin.networks.embedder import Embedder, channels_last
 from nearkin.networks.timm_models import import_timm
 from nearkin.training.export import INPUT, OUTPUT, export
-from nearkin.training.launch import build_embedder
-from nearkin.training.model import Model
+from nearkin.training.model import Model, build_embedder
 from nearkin.training.plan import Plan, make_plan
 
 RESULTS = Path(__file__).parent / "results" / "cpu_speed.json"

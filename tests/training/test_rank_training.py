@@ -16,8 +16,8 @@ from nearkin import cli, ranks
 from nearkin.files import read_json, read_tensors
 from nearkin.training import loop
 from nearkin.training.checkpoint import read_classes
-from nearkin.training.launch import Interrupted
 from nearkin.training.run_folder import RunFolder
+from nearkin.training.run_opening import Interrupted
 
 DATA = "glyphs(classes=48, samples=6)"
 SETTINGS = {"data": DATA, "epochs": 3, "batch": 27, "dim": 8, "size": 24, "device": "cpu", "batch_norm": "train"}

@@ -55,7 +55,7 @@ class StoppedError(Exception):
 @contextmanager
 def resumable(command: str) -> Iterator[None]:
     """Turn an interrupt during a run into an error, that names the command to resume it."""
-    from nearkin.training.launch import Interrupted
+    from nearkin.training.run_opening import Interrupted
 
     try:
         yield

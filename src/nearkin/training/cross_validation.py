@@ -10,9 +10,10 @@ from nearkin.data.pixels.open import keep_images_open
 from nearkin.errors import NearkinError
 from nearkin.evaluation.statistics import Summary, summary
 from nearkin.files import read_json, write_json
-from nearkin.training.launch import open_run, train, train_run
+from nearkin.training.launch import train, train_run
 from nearkin.training.run_folder import RunFolder
 from nearkin.training.run_metric import RunMetric
+from nearkin.training.run_opening import open_run
 
 METRICS = ("P@1", "P@R", "MAP@R")
 REPEATS = "repeats.json"

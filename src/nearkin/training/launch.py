@@ -3,7 +3,6 @@
 import contextlib
 import copy
 import dataclasses
-import itertools
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
@@ -22,7 +21,7 @@ from nearkin.data.labelled_items import as_spec
 from nearkin.data.pixels.stores import Store
 from nearkin.data.pixels.views import augment, short_side_for
 from nearkin.errors import NearkinError
-from nearkin.files import LOCK, Json, read_json, write_lock
+from nearkin.files import Json, read_json
 from nearkin.methods.catalogue import method
 from nearkin.methods.cut_proxies import cut
 from nearkin.networks.backbones import add_own_backbone, check_size
@@ -30,35 +29,25 @@ from nearkin.networks.embedder import Embedder
 from nearkin.networks.fold_batch_norm import compile_kernels
 from nearkin.networks.rank_batch_norm import batch_norms
 from nearkin.space import Space
-from nearkin.training.defaults import fit_plan
 from nearkin.training.folds import train_folds
 from nearkin.training.freed_memory import keep_freed_memory
 from nearkin.training.frozen import FrozenTrunk
 from nearkin.training.images import Embedded, open_images, plan_dataset, training_images, with_storage
 from nearkin.training.loop import Network, Training
 from nearkin.training.model import Ensemble, Model, autocast, build_embedder, embedding_dim
-from nearkin.training.more_epochs import add_epochs
-from nearkin.training.moved_data import find_data
 from nearkin.training.optimiser import make_optimiser, parameter_groups, set_training
-from nearkin.training.plan import Plan, make_plan, resolve_device
+from nearkin.training.plan import Plan
 from nearkin.training.random_streams import drawing_from, stream_seed
 from nearkin.training.run_config import write_config
 from nearkin.training.run_folder import RunFolder
+from nearkin.training.run_opening import open_run, with_own_device
 from nearkin.training.run_profile import Profile
 from nearkin.training.settings import Settings, with_plan_keywords
 from nearkin.training.settings_file import read_settings
-from nearkin.training.start import keeps_head, start_record, with_start
+from nearkin.training.start import keeps_head, start_record
 from nearkin.training.step_graph import own_stream
 from nearkin.training.test_view import choose_before_training
 from nearkin.training.tracking import Log, Tracker
-
-
-class Interrupted(KeyboardInterrupt):
-    """An interrupt during a run, with the run's folder; None if nothing was written yet."""
-
-    def __init__(self, folder: Path | None) -> None:
-        super().__init__()
-        self.folder = folder
 
 
 @with_plan_keywords
@@ -132,7 +121,7 @@ def train_run(
     for sentence in data.notes:
         reporter.note(sentence)
     reporter.leave_out(data.left_out)
-    plan = plan if resume else _with_own_device(ranks.broadcast(with_storage(plan, data, reporter=reporter)))
+    plan = plan if resume else with_own_device(ranks.broadcast(with_storage(plan, data, reporter=reporter)))
     if plan.test_view == "auto" and not plan.needs_held_out:
         plan = choose_before_training(run, plan, data, train_model, reporter=reporter)
     train_one = partial(train_model, data=data, resume=resume, reporter=reporter, log=log, expected=expected)
@@ -345,109 +334,3 @@ def _compile(model: Model, reporter: Reporter) -> Network:
     graphs = model.device.type == "cuda" and not model.plan.graph and ranks.size() == 1
     mode = "reduce-overhead" if graphs else "default"
     return torch.compile(model.embedder, mode=mode)
-
-
-MAY_CHANGE = {"data", "device", "epochs"}
-"""Settings that a run may resume with: its data or its device have moved, or it is to train longer."""
-
-
-@contextmanager
-def open_run(
-    out: str | Path | None, *, resume: bool, settings: Mapping[str, Any], reporter: Reporter
-) -> Iterator[tuple[RunFolder, Plan, Dataset | None]]:
-    """Make or find the folder of a run, and hold its lock while one works in it.
-
-    A folder in which nothing could be started is removed again. An interrupt is raised as `Interrupted`. A new run's
-    data set is returned, since its defaults depend on it.
-    """
-    folders: list[RunFolder] = []
-    try:
-        with contextlib.ExitStack() as opened:
-            data: Dataset | None = None
-
-            def open_folder() -> tuple[Path, Plan]:
-                nonlocal data
-                folder = _open_folder(out, resume=resume, settings=settings, reporter=reporter)
-                run, plan, data = opened.enter_context(folder)
-                return run.path, plan
-
-            path, plan = ranks.on_first(open_folder)  # the others load the data themselves
-            folders.append(RunFolder(path))
-            yield folders[0], _with_own_device(plan), data
-            ranks.barrier()  # the folder is complete
-    except KeyboardInterrupt as interrupt:
-        started = [run.path for run in folders if run.config.exists()]
-        raise Interrupted(started[0] if started else None) from interrupt
-
-
-@contextmanager
-def _open_folder(
-    out: str | Path | None, *, resume: bool, settings: Mapping[str, Any], reporter: Reporter
-) -> Iterator[tuple[RunFolder, Plan, Dataset | None]]:
-    if resume:
-        if out is None:
-            raise NearkinError("Say which run to resume: --resume --out runs/NAME.")
-        if fixed := sorted(settings.keys() - MAY_CHANGE):
-            raise NearkinError(f"A resumed run has its own settings; leave out {', '.join(fixed)}.")
-        run = RunFolder(out)
-        if read_json(run.config, needs={"plan": dict}).get("saved"):
-            raise NearkinError(f"{run.path} was written by Model.save: there is no training to resume; use --from.")
-        with write_lock(run.path):
-            if "epochs" in settings:
-                add_epochs(run, settings["epochs"], reporter)
-            yield run, _resumed_plan(run, settings), None
-        return
-    settings = with_start(settings)
-    # Refuse wrong settings before the data are read; which snapshots there can be depends on the backbone's epochs.
-    asked = make_plan({name: value for name, value in settings.items() if name != "snapshots"}, {})
-    data = plan_dataset(asked)
-    plan, notes = fit_plan(settings, data)
-    for sentence in notes:
-        reporter.note(sentence)
-    run = RunFolder(out if out is not None else _make_folder(plan))
-    made = out is None or not run.path.exists()
-    run.path.mkdir(parents=True, exist_ok=True)
-    with write_lock(run.path):
-        _check_empty(run)
-        try:
-            yield run, plan, data
-        finally:
-            if not run.config.exists():
-                (run.path / LOCK).unlink()
-                if made:
-                    run.path.rmdir()
-
-
-def _with_own_device(plan: Plan) -> Plan:
-    """The plan of rank 0 with the device of this one."""
-    return plan if ranks.is_first() else dataclasses.replace(plan, device=str(resolve_device(plan.device)))
-
-
-def _resumed_plan(run: RunFolder, settings: Mapping[str, Any]) -> Plan:
-    """Return the plan of a run that resumes, perhaps with other epochs, or where its data or its device are now."""
-    plan = make_plan({**read_json(run.config)["plan"], **settings}, {})
-    if "data" not in settings and not run.result.exists():
-        plan = dataclasses.replace(plan, data=find_data(run))
-    return plan
-
-
-def _check_empty(run: RunFolder) -> None:
-    if run.config.exists():
-        raise NearkinError(f"{run.path} already holds a run: choose another --out, or continue it with --resume.")
-    if found := run.leftovers():
-        raise NearkinError(
-            f"{run.path} holds files of another run ({', '.join(found)}) without its config.json: "
-            "remove them, or choose another --out."
-        )
-
-
-def _make_folder(plan: Plan) -> Path:
-    """Make a new folder below runs/; of two processes that start together, each gets its own."""
-    backbone = plan.backbone.replace(":", "-")
-    name = f"{plan.data.split(':')[0].split('(')[0]}-{plan.method.split('(')[0]}-{backbone}-{plan.seed}"
-    for number in itertools.count(1):
-        path = Path("runs") / (name if number == 1 else f"{name}-{number}")
-        with contextlib.suppress(FileExistsError):
-            path.mkdir(parents=True)
-            break
-    return path

@@ -11,11 +11,12 @@ from nearkin.files import read_json
 from nearkin.methods.catalogue import method
 from nearkin.training.chosen_view import view_settings
 from nearkin.training.expected import expected_of
-from nearkin.training.launch import open_run, train_run
+from nearkin.training.launch import train_run
 from nearkin.training.moved_data import find_data
 from nearkin.training.optimiser import plateau_epochs
 from nearkin.training.plan import Plan, make_plan
 from nearkin.training.run_folder import RunFolder
+from nearkin.training.run_opening import open_run
 from nearkin.training.tracking import Log
 
 
