@@ -6,6 +6,7 @@ functions at the end of this file (log-sum-exp, sum, max, min, count; per row or
 could each hold a slice of the columns, and so that what objectives compute per pair can exist block by block.
 """
 
+import inspect
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -57,6 +58,9 @@ class Relation(NamedTuple):
 class Node(torch.autograd.Function):
     """A node with its own gradient, which torch.vmap computes once per element."""
 
+    def __init_subclass__(cls) -> None:
+        cls.forward.__signature__ = inspect.signature(cls.forward)  # type: ignore[attr-defined]  # torch asks in every call
+
     @classmethod
     def vmap(cls, info: Any, in_dims: tuple[int | None, ...], *inputs: Any) -> tuple[Any, Any]:
         def element(number: int) -> Any:
@@ -70,8 +74,12 @@ class Node(torch.autograd.Function):
 
 
 def _through_norm(g: Tensor, w: Tensor, length: Tensor, floor: float, out: Tensor | None = None) -> Tensor:
-    """∂L/∂w for points v = w/n, n = max(‖w‖, floor), and g = ∂L/∂v / n: g − (g·v) v, or g below the floor."""
-    along = torch.where(length >= floor, (g * w).sum(-1, keepdim=True) / length.clamp_min(floor).square(), 0)
+    """∂L/∂w for points v = w/n, n = max(‖w‖, floor), and g = ∂L/∂v / n: g − (g·v) v, or g below the floor.
+
+    Memory for the result may be passed, except where a second gradient is taken.
+    """
+    products = torch.mul(g, w, out=out)
+    along = torch.where(length >= floor, products.sum(-1, keepdim=True) / length.clamp_min(floor).square(), 0)
     return torch.addcmul(g, along, w, value=-1, out=out)
 
 
@@ -91,7 +99,8 @@ class _Project(Node):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         (w,) = ctx.saved_tensors
         length = norm(w)
-        return _through_norm(gradient / length.clamp_min(ctx.floor), w, length, ctx.floor), None
+        out = None if torch.is_grad_enabled() else torch.empty_like(w)
+        return _through_norm(gradient / length.clamp_min(ctx.floor), w, length, ctx.floor, out=out), None
 
 
 COMPARE_BLOCK, GPU_COMPARE_BLOCK = 2**21, 2**23
@@ -132,7 +141,7 @@ class _Compare(Node):
                     dx = q @ w[block] if dx is None else torch.addmm(dx, q, w[block])
                 if dw is not None:
                     g = q.T @ x if dv is None else torch.addcdiv(q.T @ x, dv[block], n)
-                    if torch.is_grad_enabled():  # for a second gradient
+                    if torch.is_grad_enabled():
                         dw[block] = _through_norm(g, w[block], length, ctx.floor)
                     else:
                         _through_norm(g, w[block], length, ctx.floor, out=dw[block])
