@@ -235,7 +235,7 @@ def test_killed_worker_of_ray_loses_nothing(made, tmp_path):
         env=environment,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
     )
     assert (folder / "died").exists(), done.stderr
     assert "35 4 ['9.png']" in done.stdout.splitlines(), done.stderr  # two commits of two were kept

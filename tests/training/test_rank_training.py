@@ -8,7 +8,7 @@ import sys
 
 import pytest
 import torch
-from contract.processes import free_port, on_ranks
+from contract.processes import on_ranks
 from torch import nn
 
 import nearkin as nk
@@ -167,9 +167,11 @@ def test_all_ranks_stop_together(tmp_path):
 
 
 def torchrun(count, *arguments):
-    numbers = ["--nproc-per-node", str(count), "--master-port", str(free_port())]
+    numbers = ["--standalone", "--nproc-per-node", str(count)]
     command = [sys.executable, "-m", "torch.distributed.run", *numbers, "-m", "nearkin", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    assert not done.returncode, done.stderr
+    return done
 
 
 def test_torchrun_trains_one_model(tmp_path):
