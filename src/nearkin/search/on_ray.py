@@ -56,6 +56,7 @@ def embed_on_ray(
     logging.getLogger("ray.data").setLevel(logging.WARNING)
     ray.data.DataContext.get_current().enable_progress_bars = False
     cpus, gpus = (int(ray.cluster_resources().get(name, 0)) for name in ("CPU", "GPU"))
+    gpus = 0 if device == "cpu" else gpus
     total = -(-len(images) // IMAGES_PER_PART)
     parts = [Part(number, total) for number in range(1, total + 1)]
     rows = ray.data.from_items(
