@@ -17,6 +17,7 @@ from nearkin.methods.strategies import STRATEGIES
 from nearkin.networks.backbones import BACKBONES
 from nearkin.spec import Call, resolve_options
 from tools.claims_page import claims_page
+from tools.frozen_table import frozen_table
 from tools.gradients import draw
 from tools.pml_table import pml_table
 from tools.reliability import torture_table
@@ -73,7 +74,7 @@ def suites_table() -> str:
     return markdown_table(["suite", "what it is", "data", "rows", "seeds"], cells, text=True)
 
 
-def data_page(text: str) -> str:
+def data_page(text: str, root: Path) -> str:
     """docs/data.md with its tables up to date."""
     datasets = [
         [f"`{name}:PATH`" if r.path else f"`{name}`", r.help.removeprefix(f"{name}:PATH, ")]
@@ -83,7 +84,8 @@ def data_page(text: str) -> str:
     networks = [[f"`{name}`", f"{row.size} px", row.help] for name, row in BACKBONES.items()]
     text = fill(text, "datasets", markdown_table(["data", "what it is"], datasets, text=True))
     text = fill(text, "augmentations", markdown_table(["view", "options", "what it is"], views, text=True))
-    return fill(text, "backbones", markdown_table(["network", "images", "what it is"], networks, text=True))
+    text = fill(text, "backbones", markdown_table(["network", "images", "what it is"], networks, text=True))
+    return fill(text, "frozen", frozen_table(root))
 
 
 def _options(name: str) -> str:
@@ -130,7 +132,7 @@ def main(root: Path) -> None:
     path.write_text(readme(path.read_text(), root))
     (root / "docs" / "methods.md").write_text(methods_page())
     data = root / "docs" / "data.md"
-    data.write_text(data_page(data.read_text()))
+    data.write_text(data_page(data.read_text(), root))
     bench = root / "docs" / "benchmark.md"
     bench.write_text(fill(bench.read_text(), "suites", suites_table()))
     reliability = root / "docs" / "reliability.md"

@@ -168,7 +168,7 @@ def test_the_generated_parts_are_up_to_date():
     assert docs.readme(README, ROOT) == README
     assert docs.methods_page() == (ROOT / "docs" / "methods.md").read_text()
     page = (ROOT / "docs" / "data.md").read_text()
-    assert docs.data_page(page) == page
+    assert docs.data_page(page, ROOT) == page
     for name in (*DATASETS, *AUGMENTS, *BACKBONES):
         assert re.search(rf"\| `{name}[`:]", page), name
     assert {p.stem for p in (ROOT / docs.PICTURES).glob("*.png")} == set(LOSSES)
