@@ -9,7 +9,7 @@ as files and as webdataset tars. Each part runs for some seconds, in alternating
 - `train`: with them the steps of `nearkin train`; `resident`: the same steps with all images in memory.
 
 Per part: images per second, and images per second of processor time over all processes, which says how much work
-streaming adds even on a busy machine. Results are written as they come.
+streaming adds even on a busy machine; for steps, whether they came from a CUDA graph. Results are written as they come.
 
     python benchmarks/stream_speed.py                                        # this machine: a GPU if it has one
     python benchmarks/stream_speed.py --images 240 --parts decode,batches,tar --out /tmp/stream_speed.json
@@ -213,7 +213,8 @@ def measure(given: argparse.Namespace, pool: ProcessPoolExecutor, temporary: Pat
 
         def run() -> Json:
             with closing(training.batches()) as batches:  # type: ignore[type-var]
-                return run_for(batches, step, given.seconds, given.batch)
+                found = run_for(batches, step, given.seconds, given.batch)
+            return found | ({"graph": getattr(step, "recorded", None) is not None} if use == "train" else {})
 
         return run
 
