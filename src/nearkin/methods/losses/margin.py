@@ -28,8 +28,8 @@ Settings
 Departures
     The paper draws one negative per positive; by default we take the expectation over those draws: the same sums on
     average, without noise. `drawn=True` draws with replacement; a draw depends only on the row, the column, a seed and
-    the number of steps so far (buffers, which exist and count only then), so a resumed run has the same draws. The
-    paper also adds one β for all classes and one per image; we have only the one per class.
+    the number of steps so far (buffers), so a resumed run has the same draws. The paper also adds one β for all
+    classes and one per image; we have only the one per class.
 
 Relations
     `contrastive(form="c2", reduce="sum")` is this with m⁺ = β − α, m⁻ = β + α, undivided (PROFS, Eq. 4.6).
