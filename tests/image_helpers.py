@@ -1,5 +1,6 @@
 """Small images and data sets for tests, and checks of their pixels."""
 
+import io
 from pathlib import Path
 
 import numpy as np
@@ -8,7 +9,7 @@ from PIL import Image
 from torch import Tensor
 
 from nearkin.data.images import Images
-from nearkin.data.pixels.decode import decode_file
+from nearkin.data.pixels.decode import PIXEL_LIMIT, decode_file, measure
 from nearkin.data.pixels.tiles import Pixels
 
 SHORT_SIDE = 24
@@ -79,3 +80,32 @@ def add_bad_files(images: Images, folder: Path) -> Images:
     paths = [paths[0], folder / "text.jpg", *paths[1:3], folder / "half.jpg", *paths[3:], folder / "gone.jpg"]
     labels = [0, 0, 1, 0, 1, 1, 0, 1, 0, 1, 2]
     return Images(paths, torch.tensor(labels), ("even", "odd", "lost"))
+
+
+def photo(height: int, width: int, *, seed: int = 0) -> Image.Image:
+    """Smooth colours with some noise, like a photograph."""
+    rng = np.random.default_rng(seed)
+    y, x = np.mgrid[:height, :width]
+    waves = [127 + 100 * np.sin(a * y / height + b * x / width + c) for a, b, c in rng.uniform(1, 6, (3, 3))]
+    return Image.fromarray((np.stack(waves, 2) + rng.uniform(-9, 9, (height, width, 3))).clip(0, 255).astype(np.uint8))
+
+
+def encoded(image: Image.Image, kind: str = "PNG", **options: object) -> bytes:
+    """The bytes of a file of this format."""
+    file = io.BytesIO()
+    image.save(file, kind, **options)
+    return file.getvalue()
+
+
+def opened(data: bytes, path: Path, *, short_side: int, channels: int = 3, limit: int = PIXEL_LIMIT) -> Tensor:
+    """Decode a file and check that its header gives the same size."""
+    path.write_bytes(data)
+    pixels = decode_file(path, short_side=short_side, channels=channels, limit=limit)
+    assert pixels.dtype == torch.uint8
+    assert tuple(pixels.shape) == (channels, *measure(path, short_side=short_side, limit=limit))
+    return pixels
+
+
+def as_tensor(image: Image.Image) -> Tensor:
+    """The pixels of an image [C, h, w]."""
+    return torch.from_numpy(np.array(image)).permute(2, 0, 1)

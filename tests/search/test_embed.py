@@ -14,7 +14,7 @@ from PIL import Image
 
 import nearkin as nk
 from nearkin.data.image_files import list_images
-from nearkin.data.pixels.decode import read_bytes
+from nearkin.data.pixels.image_bytes import read_bytes
 from nearkin.errors import NearkinError
 from nearkin.search import embed as embedding
 from nearkin.search import stamps

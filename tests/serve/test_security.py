@@ -19,7 +19,7 @@ from PIL import Image, features
 from starlette.testclient import TestClient
 
 from nearkin import cli
-from nearkin.data.pixels import decode as decoding
+from nearkin.data.pixels.formats import FORMATS
 from nearkin.search.index import create_index
 from nearkin.serve import Limits, guard, make_app
 from nearkin.serve import pictures as serve_pictures
@@ -194,7 +194,7 @@ def test_damaged_picture_is_refused(index, model, kind):
     assert "/" not in answer.json()["error"]  # no local path
 
 
-@pytest.mark.parametrize("kind", decoding.FORMATS)
+@pytest.mark.parametrize("kind", FORMATS)
 def test_common_formats_are_accepted(index, model, kind):
     if kind == "WEBP" and not features.check("webp"):
         pytest.skip("Pillow was built without WebP.")

@@ -9,7 +9,9 @@ import numpy as np
 from PIL import Image
 from torture.campaign import Attack, check_sentence, damage
 
-from nearkin.data.pixels.decode import FORMATS, BadImage, decode, decode_file, measure
+from nearkin.data.pixels.decode import decode, decode_file, measure
+from nearkin.data.pixels.formats import FORMATS
+from nearkin.data.pixels.image_bytes import BadImage
 
 SIDE = 16
 

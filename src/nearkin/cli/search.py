@@ -156,7 +156,8 @@ def search(
 ) -> None:
     """Find the items nearest to images, as tables, csv or JSON, and as an HTML page."""
     from nearkin.data.image_files import list_images
-    from nearkin.data.pixels.decode import describe_misnamed, none_usable
+    from nearkin.data.pixels.formats import describe_misnamed
+    from nearkin.data.pixels.image_bytes import none_usable
     from nearkin.report.search_results import search_page
     from nearkin.search.index.engines import without_password
     from nearkin.search.names import escape_name

@@ -22,7 +22,9 @@ from nearkin.data.pixels.archives import (
     scan_tar,
     table_in,
 )
-from nearkin.data.pixels.decode import SUFFIXES, BadImage, shown_size
+from nearkin.data.pixels.decode import shown_size
+from nearkin.data.pixels.formats import SUFFIXES
+from nearkin.data.pixels.image_bytes import BadImage
 from nearkin.data.pixels.threads import map_in_threads
 from nearkin.errors import NearkinError
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from nearkin.data.archive_index import arrow_files, indexed
 from nearkin.data.images import LeaveOut, LeftOut, counted, listed
 from nearkin.data.pixels.archives import archive_of, locate
-from nearkin.data.pixels.decode import SUFFIXES, looks_like_image
+from nearkin.data.pixels.formats import SUFFIXES, looks_like_image
 from nearkin.errors import NearkinError
 
 _AT_ONCE = 10_000  # rows of a table

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from nearkin.data.images import Images
 from nearkin.data.letters import matplotlib_fonts
-from nearkin.data.pixels.decode import BadImage, decode_file
+from nearkin.data.pixels.decode import decode_file
+from nearkin.data.pixels.image_bytes import BadImage
 from nearkin.errors import NearkinError
 from nearkin.files import atomic_file
 from nearkin.space import Space

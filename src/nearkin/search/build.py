@@ -8,7 +8,7 @@ from typing import NamedTuple
 from nearkin.console import Reporter
 from nearkin.data.image_files import ImageFile
 from nearkin.data.images import counted
-from nearkin.data.pixels.decode import none_usable
+from nearkin.data.pixels.image_bytes import none_usable
 from nearkin.errors import NearkinError
 from nearkin.files import Json
 from nearkin.search.embed import Filled, fill

@@ -18,7 +18,8 @@ from PIL import Image, ImageEnhance
 from torch import Tensor
 
 from nearkin.data.images import Images
-from nearkin.data.pixels.decode import decode_file, pillow_pixels, read_bytes, resize
+from nearkin.data.pixels.decode import decode_file, pillow_pixels, resize
+from nearkin.data.pixels.image_bytes import read_bytes
 from nearkin.data.pixels.stores import Store
 from nearkin.search.index.exact import search_exact
 from nearkin.space import Space

@@ -12,7 +12,8 @@ import numpy as np
 
 from nearkin.console import Reporter
 from nearkin.data.image_files import ImageFile
-from nearkin.data.pixels.decode import BadImage, describe_misnamed, none_usable
+from nearkin.data.pixels.formats import describe_misnamed
+from nearkin.data.pixels.image_bytes import BadImage, none_usable
 from nearkin.data.pixels.open import open_files
 from nearkin.data.pixels.stores import Store
 from nearkin.data.pixels.threads import map_in_threads

@@ -9,7 +9,7 @@ from typing import Any
 
 from nearkin.console import Reporter
 from nearkin.data.image_files import ImageFile
-from nearkin.data.pixels.decode import BadImage
+from nearkin.data.pixels.image_bytes import BadImage
 from nearkin.errors import NearkinError
 from nearkin.search.embed import Filled
 from nearkin.search.parts import Part, digest_of, embed_part

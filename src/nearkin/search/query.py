@@ -12,7 +12,7 @@ from torch import Tensor
 
 from nearkin.console import plain_table
 from nearkin.data.image_files import ImageFile
-from nearkin.data.pixels.decode import BadImage
+from nearkin.data.pixels.image_bytes import BadImage
 from nearkin.errors import NearkinError
 from nearkin.files import Json, Needs, read_json
 from nearkin.search.calibrate import FILE

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from nearkin.data.pixels.archives import file_of
 from nearkin.data.pixels.cache import digest
-from nearkin.data.pixels.decode import BadImage, read_bytes
+from nearkin.data.pixels.image_bytes import BadImage, read_bytes
 
 
 def make_stamp(path: str) -> str | None:

@@ -12,7 +12,9 @@ from pathlib import Path
 from PIL import Image
 from torch import Tensor
 
-from nearkin.data.pixels.decode import FORMATS, BadImage, BoundedFile, Storage, TooManyParts, decode, decode_file
+from nearkin.data.pixels.decode import Storage, decode, decode_file
+from nearkin.data.pixels.formats import FORMATS
+from nearkin.data.pixels.image_bytes import BadImage, BoundedFile, TooManyParts
 from nearkin.serve.guard import Refused
 
 SCANS = 100

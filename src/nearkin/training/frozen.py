@@ -17,7 +17,7 @@ from torch import Generator, Tensor, nn
 from nearkin.console import Reporter
 from nearkin.data.images import Images, counted
 from nearkin.data.pixels.cache import DIGEST, digest
-from nearkin.data.pixels.decode import read_bytes
+from nearkin.data.pixels.image_bytes import read_bytes
 from nearkin.data.pixels.open import free_memory
 from nearkin.data.pixels.stores import FeatureStore, PixelStore
 from nearkin.data.pixels.threads import map_in_threads

@@ -11,7 +11,8 @@ from nearkin import ranks
 from nearkin.console import Reporter
 from nearkin.data.datasets import load_dataset
 from nearkin.data.images import Dataset, Images
-from nearkin.data.pixels.decode import BadImage, Storage
+from nearkin.data.pixels.decode import Storage
+from nearkin.data.pixels.image_bytes import BadImage
 from nearkin.data.pixels.open import GIB, describe_left_out, estimated_bytes, free_memory, open_store
 from nearkin.data.pixels.stores import Store
 from nearkin.data.pixels.views import short_side_for

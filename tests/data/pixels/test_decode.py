@@ -1,49 +1,20 @@
 """Decoding every kind of file, and the errors for bad ones."""
 
 import io
-import os
-import threading
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from image_helpers import as_tensor, encoded, opened, photo
 from PIL import EpsImagePlugin, Image, ImageOps
-from torch import Tensor
 from torch.nn import functional as F
 
 from nearkin.data.pixels import decode as decoding
-from nearkin.data.pixels.decode import BadImage, as_channels, decode, decode_file, measure, resize, stored_size
+from nearkin.data.pixels.decode import as_channels, decode, decode_file, measure, resize, stored_size
+from nearkin.data.pixels.image_bytes import BadImage
 from nearkin.errors import NearkinError
-
-
-def photo(height: int, width: int, *, seed: int = 0) -> Image.Image:
-    """Smooth colours with some noise, like a photograph."""
-    rng = np.random.default_rng(seed)
-    y, x = np.mgrid[:height, :width]
-    waves = [127 + 100 * np.sin(a * y / height + b * x / width + c) for a, b, c in rng.uniform(1, 6, (3, 3))]
-    return Image.fromarray((np.stack(waves, 2) + rng.uniform(-9, 9, (height, width, 3))).clip(0, 255).astype(np.uint8))
-
-
-def encoded(image: Image.Image, kind: str = "PNG", **options: object) -> bytes:
-    file = io.BytesIO()
-    image.save(file, kind, **options)
-    return file.getvalue()
-
-
-def opened(data: bytes, path: Path, *, short_side: int, channels: int = 3, limit: int = decoding.PIXEL_LIMIT) -> Tensor:
-    """Decode a file and check that its header gives the same size."""
-    path.write_bytes(data)
-    pixels = decode_file(path, short_side=short_side, channels=channels, limit=limit)
-    assert pixels.dtype == torch.uint8
-    assert tuple(pixels.shape) == (channels, *measure(path, short_side=short_side, limit=limit))
-    return pixels
-
-
-def as_tensor(image: Image.Image) -> Tensor:
-    return torch.from_numpy(np.array(image)).permute(2, 0, 1)
 
 
 @pytest.fixture
@@ -237,62 +208,6 @@ def test_bad_headers_are_found_without_decoding(tmp_path: Path) -> None:
                 measure(path, short_side=24)
 
 
-def refusal(work: Callable[[], object]) -> str:
-    """Return why an image was refused, or fail if the work does not end."""
-    reasons: list[str] = []
-
-    def run() -> None:
-        try:
-            work()
-        except BadImage as error:
-            reasons.append(error.reason)
-
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    thread.join(10)
-    assert not thread.is_alive(), "It hangs."
-    return reasons[0]
-
-
-needs_pipes = pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="There are no named pipes here.")
-
-
-@needs_pipes
-def test_pipes_and_devices_do_not_block(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "pipe.png")
-    (tmp_path / "device.png").symlink_to(os.devnull)
-    for name, kind in (("pipe.png", "a named pipe"), ("device.png", "a device")):
-        path = tmp_path / name
-        for look in (
-            lambda path=path: decode_file(path, short_side=24),
-            lambda path=path: measure(path, short_side=24),
-        ):
-            assert refusal(look) == f"it cannot be read, because it is {kind} and not a file"
-
-
-@needs_pipes
-def test_a_pipe_that_replaces_a_file_does_not_block(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file.write_bytes(encoded(photo(24, 24)))
-    before = os.stat(file)
-    file.unlink()
-    os.mkfifo(file)
-    with monkeypatch.context() as patch:
-        patch.setattr(decoding.os, "stat", lambda *_, **__: before)
-        assert "a named pipe" in refusal(lambda: decoding.read_bytes(file))
-
-
-def test_large_files_are_not_read(tmp_path: Path) -> None:
-    sparse = tmp_path / "big.png"
-    sparse.write_bytes(encoded(photo(24, 24)))
-    os.truncate(sparse, decoding.FILE_LIMIT)
-    with decoding.open_regular(sparse) as opened_file:
-        assert opened_file.read(4) == b"\x89PNG"
-    os.truncate(sparse, decoding.FILE_LIMIT + 1)
-    for look in (decode_file, measure):
-        with pytest.raises(BadImage, match="1,073,741,825 bytes are over the limit of 1,073,741,824"):
-            look(sparse, short_side=24)
-
-
 def test_limit_of_pixels(file: Path) -> None:
     data = encoded(photo(40, 50))
     assert opened(data, file, short_side=24, limit=2000).shape == (3, 24, 30)
@@ -315,57 +230,6 @@ def test_no_file_reaches_ghostscript(tmp_path: Path, monkeypatch: pytest.MonkeyP
         ):
             look(path, short_side=24)
     assert not started
-
-
-def test_content_decides_and_misleading_names_are_listed(tmp_path: Path) -> None:
-    image = photo(24, 24)
-    named = {"jpeg.png": "JPEG", "a.jpe": "JPEG", "b.PNG": "PNG", "c.pgm": "PPM", "d.tif": "TIFF", "webp.gif": "WEBP"}
-    for name, kind in named.items():
-        data = encoded(image, kind)
-        want = as_tensor(Image.open(io.BytesIO(data)).convert("RGB"))
-        assert torch.equal(opened(data, tmp_path / name, short_side=24), want)
-    (tmp_path / "no suffix").write_bytes(encoded(image))
-    (tmp_path / "text.png").write_text("no image")
-    (tmp_path / "short.png").write_bytes(b"P")
-    assert decoding.describe_misnamed([*sorted(tmp_path.iterdir()), tmp_path / "missing.png"]) == [
-        f"2 images are read by content, which is of another format than the name says: {tmp_path / 'jpeg.png'} (JPEG), "
-        f"{tmp_path / 'webp.gif'} (WEBP)."
-    ]
-    assert decoding.describe_misnamed([tmp_path / "a.jpe"]) == []
-
-
-needs_heif = pytest.mark.skipif(decoding.pillow_heif is None, reason="The extra heif is not installed.")
-
-
-@pytest.mark.parametrize("kind", ["AVIF", pytest.param("HEIF", marks=needs_heif), "JPEG2000"])
-def test_formats_of_phones_and_scanners_are_read(file: Path, kind: str) -> None:
-    image = photo(48, 80)
-    exif = Image.Exif()
-    exif[0x0112] = 6
-    options = {"exif": exif, "quality": 90} if kind == "AVIF" else {}  # in HEIF the tag means nothing
-    data = encoded(image, kind, **options)
-    got = opened(data, file, short_side=48)
-    want = as_tensor(image.transpose(Image.Transpose.ROTATE_270) if kind == "AVIF" else image)
-    assert (got.double() - want.double()).abs().mean() < 6
-    assert decoding.format_of(data[:32]) == kind
-    assert decoding.looks_like_image(file)
-    for length in (60, len(data) // 2):
-        file.write_bytes(data[:length])
-        with pytest.raises(BadImage, match=r"truncated|damaged|cannot be decoded"):
-            decode_file(file, short_side=48)
-
-
-def test_a_file_of_another_kind_is_named_with_what_reads_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    phone = b"\0\0\0\x18ftypheic\0\0\0\0mif1heic" + bytes(40)
-    files = {"phone.heic": (phone, r"its content is HEIF.*'nearkin\[heif\]'"), "x.jxl": (b"\xff\x0a\0", "JPEG XL")}
-    files["camera.NEF"] = (encoded(photo(20, 20), "TIFF"), "raw file of a camera: export it")
-    monkeypatch.setattr(decoding, "FORMATS", tuple(name for name in decoding.FORMATS if name != "HEIF"))
-    for name, (data, words) in files.items():
-        (tmp_path / name).write_bytes(data)
-        assert decoding.looks_like_image(tmp_path / name)
-        for look in (decode_file, measure):
-            with pytest.raises(BadImage, match=words):
-                look(tmp_path / name, short_side=24)
 
 
 def test_no_warning_reaches_the_user(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:

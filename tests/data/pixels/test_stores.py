@@ -14,8 +14,8 @@ from torch import Tensor
 from nearkin.data.images import Images
 from nearkin.data.pixels import decoders, stores, threads
 from nearkin.data.pixels import open as opening
-from nearkin.data.pixels.decode import BadImage
 from nearkin.data.pixels.decoders import Decoders, Request, decode_request
+from nearkin.data.pixels.image_bytes import BadImage
 from nearkin.data.pixels.open import open_store
 from nearkin.data.pixels.stores import MemoryStore, StreamStore
 from nearkin.data.pixels.views import Normalise, centre

@@ -22,7 +22,8 @@ import torch
 from torch import Tensor
 
 from nearkin.data.images import Progress
-from nearkin.data.pixels.decode import BadImage, decode, measure, read_bytes, stored_sizes
+from nearkin.data.pixels.decode import decode, measure, stored_sizes
+from nearkin.data.pixels.image_bytes import BadImage, read_bytes
 from nearkin.data.pixels.threads import map_in_threads
 from nearkin.data.pixels.tiles import TILE, Packed, first_tiles, tile_counts, write_tiles
 from nearkin.errors import NearkinError

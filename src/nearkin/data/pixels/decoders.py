@@ -24,7 +24,8 @@ import torch
 from torch import Tensor
 
 from nearkin.data.paths import Place
-from nearkin.data.pixels.decode import BadImage, decode, read_place
+from nearkin.data.pixels.decode import decode
+from nearkin.data.pixels.image_bytes import BadImage, read_place
 from nearkin.data.pixels.threads import cores
 from nearkin.data.pixels.tiles import TILE, tile_counts, write_tiles
 

@@ -29,18 +29,9 @@ from nearkin.data.pixels.cache import (
     read_packs,
     write_pack,
 )
-from nearkin.data.pixels.decode import (
-    BadImage,
-    Storage,
-    as_channels,
-    decode_file,
-    describe_misnamed,
-    measure,
-    none_usable,
-    pillow_pixels,
-    resize,
-    stored_size,
-)
+from nearkin.data.pixels.decode import Storage, as_channels, decode_file, measure, pillow_pixels, resize, stored_size
+from nearkin.data.pixels.formats import describe_misnamed
+from nearkin.data.pixels.image_bytes import BadImage, none_usable
 from nearkin.data.pixels.stores import MemoryStore, Store, StreamStore
 from nearkin.data.pixels.threads import map_in_threads
 from nearkin.data.pixels.tiles import TILE, Packed, concatenate, first_tiles, tile_counts, write_tiles

@@ -17,9 +17,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from nearkin.data.paths import Bytes
 from nearkin.data.pixels.archives import locate
-from nearkin.data.pixels.decode import BadImage, Bytes
 from nearkin.data.pixels.decoders import AFTER, FEWEST, Request, decode_request, decoders
+from nearkin.data.pixels.image_bytes import BadImage
 from nearkin.data.pixels.threads import Workers, cores, start_workers
 from nearkin.data.pixels.tiles import (
     TILE,
