@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from PIL import Image
-from torch import Tensor
+from torch import Generator, Tensor
 
 from nearkin.data.images import Images
 from nearkin.data.pixels.decode import PIXEL_LIMIT, decode_file, measure
@@ -109,3 +109,14 @@ def opened(data: bytes, path: Path, *, short_side: int, channels: int = 3, limit
 def as_tensor(image: Image.Image) -> Tensor:
     """The pixels of an image [C, h, w]."""
     return torch.from_numpy(np.array(image)).permute(2, 0, 1)
+
+
+def random_pixels(
+    sizes: list[tuple[int, int]], *, channels: int = 3, canvas: tuple[int, int] = (64, 64), seed: int = 0
+) -> Pixels:
+    """Random pixels of several sizes, each in the corner of its canvas."""
+    rng = Generator().manual_seed(seed)
+    pixels = torch.zeros(len(sizes), channels, *canvas, dtype=torch.uint8)
+    for image, (h, w) in zip(pixels, sizes, strict=True):
+        image[:, :h, :w] = torch.randint(0, 256, (channels, h, w), generator=rng, dtype=torch.uint8)
+    return Pixels(pixels, torch.tensor(sizes))

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from nearkin.data.pixels import views
+from nearkin.data.pixels import crops
 from nearkin.networks import fold_batch_norm
 from nearkin.networks.backbones import build_trunk
 
@@ -125,15 +125,15 @@ def test_a_step_compiles_nothing_after_compile_kernels():
 
 def test_resize_weights(monkeypatch):
     torch.manual_seed(0)
-    draws, size = torch.rand(6, 2 * views.TRIES + 3, device="cuda"), torch.randint(30, 50, (6, 2), device="cuda")
+    draws, size = torch.rand(6, 2 * crops.TRIES + 3, device="cuda"), torch.randint(30, 50, (6, 2), device="cuda")
     flip = draws[:, -1] < 0.5
     for boxes in (
-        views.resized_boxes(size, draws[:, :-1], scale=(0.08, 1.0), ratio=(3 / 4, 4 / 3), size=24),
-        views.squashed_boxes(size, draws[:, :2], short_side=28, size=24),
-        views.plain_boxes(size, draws[:, :2], size=24),
+        crops.resized_boxes(size, draws[:, :-1], scale=(0.08, 1.0), ratio=(3 / 4, 4 / 3), size=24),
+        crops.squashed_boxes(size, draws[:, :2], short_side=28, size=24),
+        crops.plain_boxes(size, draws[:, :2], size=24),
     ):
         both = []
         for have in (True, False):
-            monkeypatch.setattr(views, "kernels_run", lambda _, have=have: have)
-            both.append(views.weights(boxes, 50, size=21, count=24, flip=flip, dtype=torch.float32))
+            monkeypatch.setattr(crops, "kernels_run", lambda _, have=have: have)
+            both.append(crops.weights(boxes, 50, size=21, count=24, flip=flip, dtype=torch.float32))
         torch.testing.assert_close(*both, rtol=1e-5, atol=1e-6)
