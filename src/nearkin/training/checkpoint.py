@@ -3,6 +3,8 @@
 A checkpoint holds weights, method, optimiser and random generators, so that a resumed run continues bit for bit.
 """
 
+import dataclasses
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -86,6 +88,18 @@ def _is_cut(state: State, parameter: Tensor, value: Any) -> bool:
     if not isinstance(value, Tensor) or value.shape[:1] != parameter.shape[:1]:
         return False
     return any(parameter is own for own in cut_parameters(state.method))
+
+
+def check_settings(run: RunFolder, plan: Plan, written: Json) -> None:
+    """Refuse the checkpoint of a run with other settings; data and device may have moved, epochs been added."""
+    now = json.loads(json.dumps(dataclasses.asdict(plan))) | {"data": None, "device": None}
+    if now["epochs"] > written.get("epochs", 0):
+        now["epochs"] = None
+    if other := [name for name, value in written.items() if now.get(name) not in (None, value)]:
+        raise NearkinError(
+            f"{run.checkpoint} was written with another {', '.join(other)} than {run.config} has: "
+            "restore that file, or train into another folder."
+        )
 
 
 def restore(state: State, tensors: dict[str, Tensor]) -> None:

@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import json
 import math
 import time
 from collections import deque
@@ -20,7 +19,7 @@ from nearkin.data.pixels.tiles import Pixels
 from nearkin.data.pixels.views import Augment, centre, short_side_for
 from nearkin.errors import NearkinError
 from nearkin.evaluation import Scores
-from nearkin.files import Json, provenance, read_json, read_tensors, write_json, write_tensors
+from nearkin.files import Json, read_tensors, write_tensors
 from nearkin.methods.base import Method, Step
 from nearkin.methods.cut_proxies import cut_parameters
 from nearkin.methods.samplers import steps_per_epoch
@@ -30,11 +29,9 @@ from nearkin.training import checkpoint
 from nearkin.training.checkpoint import write_classes, write_snapshot
 from nearkin.training.estimate import estimate_words, remaining_seconds, time_steps
 from nearkin.training.frozen import FrozenTrunk, pixel_store
-from nearkin.training.gain import Gain
 from nearkin.training.images import Embedded, OpenImages, embed_images, measure
 from nearkin.training.measure_gain import gain_since, write_values
 from nearkin.training.model import Model, autocast, embed_store, load_untrained
-from nearkin.training.model_card import write_card
 from nearkin.training.optimiser import (
     checks_without_progress,
     clip_norm,
@@ -47,9 +44,9 @@ from nearkin.training.plan import Plan
 from nearkin.training.random_streams import Stream, stream_seed
 from nearkin.training.run_folder import RunFolder
 from nearkin.training.run_profile import Profile
-from nearkin.training.seen_classes import seen_classes
+from nearkin.training.run_result import Trained, write_result
 from nearkin.training.step_graph import OneStep, Record, StepGraph, cuda_graphs
-from nearkin.training.test_view import FEWEST, choose_view
+from nearkin.training.test_view import choose_after_training
 from nearkin.training.tracking import Tracker
 from nearkin.training.weight_average import WeightAverage
 
@@ -404,7 +401,7 @@ class Training:
         if not self.run.checkpoint.exists():
             return
         tensors, about = read_tensors(self.run.checkpoint, needs=checkpoint.NEEDS)
-        self._check_settings(about.get("plan", {}))  # the first version wrote none
+        checkpoint.check_settings(self.run, self.plan, about.get("plan", {}))  # the first version wrote none
         if about["images"] != len(self.train.images):
             raise NearkinError(
                 f"{self.run.path} was trained on {about['images']} images, but {self.plan.data} now has "
@@ -424,32 +421,6 @@ class Training:
         if ranks.is_first():
             self.run.keep_events(about["events"])
 
-    def _check_settings(self, written: Json) -> None:
-        """Refuse the checkpoint of a run with other settings; data and device may have moved, epochs been added."""
-        plan = json.loads(json.dumps(dataclasses.asdict(self.plan))) | {"data": None, "device": None}
-        if plan["epochs"] > written.get("epochs", 0):
-            plan["epochs"] = None
-        if other := [name for name, value in written.items() if plan.get(name) not in (None, value)]:
-            raise NearkinError(
-                f"{self.run.checkpoint} was written with another {', '.join(other)} than {self.run.config} has: "
-                "restore that file, or train into another folder."
-            )
-
-    def _choose_view(self, about: Json) -> bool:
-        """Choose on held-out classes how test images are shown, and write it into the model and the run."""
-        if self.validation is None or self.validation.images.classes < FEWEST:
-            self.reporter.note("Test images are shown as in training: too few classes are held out to choose a view.")
-            return False
-        held_out = self.validation._replace(store=pixel_store(self.validation))
-        chosen = choose_view(self.model, held_out, self.plan.select_by, reporter=self.reporter)
-        if ranks.is_first():
-            write_tensors(self.run.model, self.model.embedder.state_dict(), about | self.model.record())
-            config = read_json(self.run.config)
-            shown = {"test_size": self.model.test_size, "test_short_side": self.model.short_side, "test_view": chosen}
-            write_json(self.run.config, config | {"resolved": config.get("resolved", {}) | shown})
-        ranks.barrier()  # others read the files
-        return True
-
     def _before_in_view(self) -> Json:
         """Measure the network before training in the view that was chosen, so that only training is compared."""
         if self.test is None:
@@ -468,7 +439,9 @@ class Training:
         tensors, about = read_tensors(self.run.model)
         self.model.embedder.load_state_dict(tensors)
         before: Json = next((e["scores"] for e in self.run.events() if e["event"] == "test"), {})
-        if self.plan.test_view == "auto" and self._choose_view(about):
+        if self.plan.test_view == "auto" and choose_after_training(
+            self.run, self.model, self.validation, self.plan.select_by, about=about, reporter=self.reporter
+        ):
             if self.test is not None:  # features are of the view that was given
                 self.test = self.test._replace(store=pixel_store(self.test))
             before = self._before_in_view()
@@ -481,41 +454,18 @@ class Training:
         self.tracker.close()
         gain = None if embedded is None else gain_since(self.run.before, embedded)
         if ranks.is_first():
-            self._write_result(scores, before, about["epoch"], gain)
+            images, seconds = self.trained
+            trained = Trained(
+                method=str(self.method.spec),
+                kept_epoch=about["epoch"],
+                steps=self.step,
+                seconds=self.seconds,
+                images_per_second=images / seconds if seconds else None,
+                checks=self.scores,
+            )
+            opened = self.train, self.validation, self.test
+            write_result(self.run, self.plan, trained, scores, before, gain, opened=opened, seen=self.model.seen)
         return embedded
-
-    def _write_result(self, scores: Scores, before: Json, epoch: float, gain: Gain | None) -> None:
-        images, seconds = self.trained
-        opened = [each for each in (self.train, self.validation, self.test) if each is not None]
-        unreadable = [image for each in opened for image in each.unreadable]
-        tested = () if self.test is None else self.test.images.names
-        result: Json = {
-            "scores": scores,
-            "before": before,
-            "queries": scores.queries,
-            "left_out": scores.left_out,
-            "test_classes": seen_classes(tested, self.model.seen)._asdict(),
-            "unreadable": [str(image) for image in unreadable],
-            "select": self.plan.select,
-            "kept_epoch": epoch,
-            "method": str(self.method.spec),
-            "seed": self.plan.seed,
-            "steps": self.step,
-            "seconds": round(self.seconds, 1),
-            "images_per_second": round(images / seconds, 1) if seconds else None,
-            **provenance(),
-        }
-        config = read_json(self.run.config)
-        if expected := config.get("expected"):
-            result["expected"] = expected
-        if chosen := config.get("resolved", {}).get("test_view"):
-            result["test_view"] = chosen
-        if gain is not None:
-            result["gain"] = gain._asdict()
-        if self.scores:
-            result["held_out" if self.plan.select != "test" else "test_chosen"] = max(self.scores)
-        write_card(self.run, result)
-        write_json(self.run.result, result)
 
 
 def own_batches(store: Store, rows: Iterator[Tensor], read_ahead: int) -> Iterator[tuple[Tensor, Pixels]]:

@@ -17,11 +17,12 @@ from nearkin.data.images import Dataset, counted
 from nearkin.data.pixels.stores import Store
 from nearkin.data.pixels.views import round_side, short_side_for
 from nearkin.errors import NearkinError
-from nearkin.files import Json, read_json
+from nearkin.files import Json, read_json, write_json, write_tensors
 from nearkin.methods.catalogue import method
 from nearkin.networks.backbones import Trunk, build_trunk, check_size
 from nearkin.training.chosen_view import SquareView, describe_view, view_settings
 from nearkin.training.defaults import default_batch
+from nearkin.training.frozen import pixel_store
 from nearkin.training.images import Embedded, OpenImages, embed_images, measure, open_images, training_images
 from nearkin.training.model import Model, load
 from nearkin.training.plan import Plan
@@ -90,6 +91,26 @@ def choose_view(model: Model, opened: OpenImages, by: str, *, reporter: Reporter
     record = {**best._asdict(), "by": by, "classes": opened.images.classes, "scores": tried}
     reporter.note(f"Test images are shown at {describe_view(record)}.")
     return record
+
+
+def choose_after_training(
+    run: RunFolder, model: Model, held_out: OpenImages | None, by: str, *, about: Json, reporter: Reporter
+) -> bool:
+    """Choose the view by the final model of a run on its held-out classes; write it into the model's file and the run.
+
+    Return whether there was a choice. `about` is what the model's file says besides.
+    """
+    if held_out is None or held_out.images.classes < FEWEST:
+        reporter.note("Test images are shown as in training: too few classes are held out to choose a view.")
+        return False
+    record = choose_view(model, held_out._replace(store=pixel_store(held_out)), by, reporter=reporter)
+    if ranks.is_first():
+        write_tensors(run.model, model.embedder.state_dict(), about | model.record())
+        config = read_json(run.config)
+        shown = {"test_size": model.test_size, "test_short_side": model.short_side, "test_view": record}
+        write_json(run.config, config | {"resolved": config.get("resolved", {}) | shown})
+    ranks.barrier()  # others read the files
+    return True
 
 
 def choose_before_training(
