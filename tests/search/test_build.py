@@ -3,6 +3,7 @@
 import os
 import re
 import sys
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -29,6 +30,20 @@ def test_index_adds_changes_and_prunes(collection, command, tmp_path):
     assert "12 images in" in out
     assert "4 new or changed, 8 unchanged, 1 removed" in out
     assert len(open_index(where)) == 12
+
+
+def test_pruning_keeps_images_that_are_still_in_their_tar_file(collection, command, tmp_path):
+    shards = tmp_path / "shards.tar"
+    pictures = sorted((collection / "pictures").rglob("*.png"))
+    for count, said in ((4, "4 new or changed, 0 unchanged)"), (3, "3 new or changed, 0 unchanged, 1 removed)")):
+        with tarfile.open(shards, "w") as tar:
+            for number, picture in enumerate(pictures[:count]):
+                tar.add(picture, f"{number}.png")
+        code, out, err = command("index", collection / "run", shards, "-o", tmp_path / "index", "--prune")
+        assert code == 0, err
+        assert said in out
+    code, out, _ = command("index", collection / "run", shards, "-o", tmp_path / "index", "--prune")
+    assert "0 new or changed, 3 unchanged)" in out
 
 
 def test_index_says_which_names_mislead(collection, command, tmp_path):

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from nearkin.console import Reporter
-from nearkin.data.image_files import ImageFile
+from nearkin.data.image_files import ImageFile, file_size
 from nearkin.data.images import counted
 from nearkin.data.pixels.image_bytes import none_usable
 from nearkin.errors import NearkinError
@@ -74,9 +74,9 @@ def index_images(
 
 
 def _without_file(index: Index) -> list[str]:
-    """The ids of items whose files no longer exist."""
+    """The ids of items whose files no longer exist, or no longer have the image in them."""
     ids, paths, _ = index.items()
-    return [name for name, path in zip(ids, paths, strict=True) if not os.path.exists(path)]
+    return [name for name, path in zip(ids, paths, strict=True) if file_size(path) < 0]
 
 
 def _open_or_create(run: Path, model: Model, where: str | Path, kind: str | None, store: str | None) -> Index:
