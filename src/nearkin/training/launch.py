@@ -32,7 +32,7 @@ from nearkin.space import Space
 from nearkin.training.folds import train_folds
 from nearkin.training.freed_memory import keep_freed_memory
 from nearkin.training.frozen import FrozenTrunk
-from nearkin.training.images import Embedded, open_images, plan_dataset, training_images, with_storage
+from nearkin.training.images import Embedded, OpenImages, open_images, plan_dataset, training_images, with_storage
 from nearkin.training.loop import Network, Training
 from nearkin.training.model import Ensemble, Model, autocast, build_embedder, embedding_dim
 from nearkin.training.optimiser import make_optimiser, parameter_groups, set_training
@@ -213,30 +213,15 @@ def build_training(
     initial = plan
     if run.checkpoint.exists() and plan.start and not RunFolder(plan.start).model.exists():
         initial = dataclasses.replace(plan, start="")  # the checkpoint has all that came from there
-    with drawing_from(plan.model_seed, "network"), ranks.first_on_machine():
-        embedder = build_embedder(initial, objective.space)
-    embedder.to(torch.device(plan.device), memory_format=torch.channels_last)  # type: ignore[call-overload]
+    embedder = _initial_network(initial, objective.space)
     seen_before = start_record(run, plan)["seen_before"] if plan.start else ()
     model = Model(embedder, plan, train_set.names, space=objective.ranked_in, seen_before=seen_before)
     if model.test_size != model.size:
         check_size(embedder.trunk, model.test_size)
-    normalise = embedder.trunk.normalise
-    view = augment(
-        plan.augment,
-        size=model.size,
-        short_side=short_side_for(model.size),
-        normalise=normalise,
-        compiled=plan.compile,
-    )
+    how: dict[str, Any] = {"size": model.size, "short_side": short_side_for(model.size)}
+    view = augment(plan.augment, **how, normalise=embedder.trunk.normalise, compiled=plan.compile)
 
-    with _compiling_kernels(model, profile), profile.part("decoding"):
-        train = open_images(model, train_set, "training", reporter=reporter)
-        _check_classes(train_set, train.images)
-        validation = None
-        if validation_set is not None:
-            validation = open_images(model, validation_set, "held-out", reporter=reporter)
-        test = open_images(model, data.test, "test", reporter=reporter) if len(data.test) else None
-
+    train, validation, test = _open_all(model, (train_set, validation_set, data.test), profile, reporter)
     frozen = None
     if plan.frozen_views:
         with profile.part("embedding by the trunk"):
@@ -269,6 +254,29 @@ def build_training(
         frozen=frozen,
     )
     return training, head_scale
+
+
+def _initial_network(plan: Plan, space: str) -> Embedder:
+    """Build the network on the device of the plan, with weights that do not depend on the method."""
+    with drawing_from(plan.model_seed, "network"), ranks.first_on_machine():
+        embedder = build_embedder(plan, space)
+    embedder.to(torch.device(plan.device), memory_format=torch.channels_last)  # type: ignore[call-overload]
+    return embedder
+
+
+def _open_all(
+    model: Model, sets: tuple[Images, Images | None, Images], profile: Profile, reporter: Reporter
+) -> tuple[OpenImages, OpenImages | None, OpenImages | None]:
+    """Open training images, held-out ones if there are any, and test images unless all classes train."""
+    train_set, validation_set, test_set = sets
+    with _compiling_kernels(model, profile), profile.part("decoding"):
+        train = open_images(model, train_set, "training", reporter=reporter)
+        _check_classes(train_set, train.images)
+        validation = None
+        if validation_set is not None:
+            validation = open_images(model, validation_set, "held-out", reporter=reporter)
+        test = open_images(model, test_set, "test", reporter=reporter) if len(test_set) else None
+    return train, validation, test
 
 
 @contextmanager
