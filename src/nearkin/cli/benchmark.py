@@ -64,8 +64,8 @@ def bench(
         return
     changed = dict(_parse_setting(text) for text in settings or ())
     chosen: dict[str, Any] = {"seeds": parse_seeds(seeds), "settings": changed, "out": out}
-    making: dict[str, Any] = {"data": data or (), "budget": budget, "speed": speed, "reporter": progress_reporter()}
-    reporter = making["reporter"]
+    reporter = progress_reporter()
+    making: dict[str, Any] = {"data": data or (), "budget": budget, "speed": speed, "reporter": reporter}
     if headline and (rows or show):
         raise NearkinError("--headline has rows of its own and trains: leave out --rows and --show.")
     if headline:

@@ -38,13 +38,13 @@ def embed(
     """Embed images into a file: path, label, embedding. Safe to interrupt; run it again to continue."""
     from nearkin.data.image_files import list_images
     from nearkin.search.embed import embed_to_file
-    from nearkin.search.parts import Part, embed_one_part, in_folder
+    from nearkin.search.parts import Part, embed_one_part, parts_folder
     from nearkin.training.model import load
 
     if part is not None and on is not None:
         raise NearkinError("--on ray makes the parts itself: leave out --part or --on.")
     chosen = None if part is None else Part.parse(part)
-    where = out if part is None and on is None else in_folder(out)
+    where = out if part is None and on is None else parts_folder(out)
     reporter = progress_reporter(strict=strict)
     found = list_images(images, reporter.leave_out)
     if on is not None:

@@ -14,10 +14,12 @@ from torch import Tensor
 
 from nearkin.data.paths import Table
 from nearkin.data.pixels.archives import (
+    Made,
     TarMember,
     arrow_batches,
     arrow_images,
     image_column,
+    place_columns,
     remembered,
     scan_tar,
     table_in,
@@ -48,16 +50,12 @@ def indexed(file: str, label: str) -> Labelled:
     Without it they are where they usually are, and an image may have none: its key is empty.
     """
 
-    def make() -> tuple[dict[str, Tensor], dict[str, Any]]:
+    def make() -> Made:
         table, codes, keys = (_scan_arrow if file.endswith(".arrow") else _scan_tar)(file, label)
         if not len(table):
             raise NearkinError(f"{file} holds no images.")
-        columns = {
-            name: torch.from_numpy(np.array(getattr(table, name))) for name in ("names", "ends", "offset", "size")
-        }
-        return columns | {"shape": _shapes(table), "codes": torch.from_numpy(codes.astype(np.int32))}, {
-            "keys": list(keys)
-        }
+        more = {"shape": _shapes(table), "codes": torch.from_numpy(codes.astype(np.int32))}
+        return place_columns(table) | more, {"keys": list(keys)}
 
     found, about = remembered(f"images, {label}", file, make)
     columns = {name: column.numpy() for name, column in found.items()}

@@ -75,7 +75,7 @@ def digest_of(images: Sequence[ImageFile]) -> str:
     return digest.hexdigest()
 
 
-def in_folder(out: Path) -> Path:
+def parts_folder(out: Path) -> Path:
     """The folder of the parts, checked before the work."""
     if out.suffix.lower() in WRITERS or out.is_file():
         raise NearkinError(f"Parts are files in a folder: --out {out} must name one, not a file.")

@@ -27,7 +27,7 @@ from nearkin.files import cache_dir, read_tensors, write_tensors
 
 SUFFIXES = (".tar", ".arrow")
 COLUMNS = ("names", "ends", "offset", "size")  # of an index of images in a file
-Made = tuple[dict[str, Tensor], dict[str, Any]]
+Made = tuple[dict[str, Tensor], dict[str, Any]]  # what was found out about a file: arrays, and a record
 _BLOCK = 512  # bytes of a tar file's header
 _LONG_NAME, _SETTINGS, _FILE = b"L", b"x", (b"0", b"\0", b"7")  # types of a tar file's members
 
@@ -92,11 +92,15 @@ def _members(version: Version) -> Table:
 
     def look() -> Made:
         table = table_in(file, list(scan_tar(file))) if file.endswith(".tar") else arrow_images(file)
-        columns = {name: getattr(table, name) for name in COLUMNS}
-        return {name: torch.from_numpy(np.array(column)) for name, column in columns.items()}, {}
+        return place_columns(table), {}
 
     found, _ = remembered("members", file, look)
     return Table((file,), (len(found["ends"]),), *(found[name].numpy() for name in COLUMNS))
+
+
+def place_columns(table: Table) -> dict[str, Tensor]:
+    """Return the columns of a table that say where its images are, to be kept."""
+    return {name: torch.from_numpy(np.array(getattr(table, name))) for name in COLUMNS}
 
 
 def remembered(what: str, file: str, make: Callable[[], Made]) -> Made:
