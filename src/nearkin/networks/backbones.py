@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from nearkin.data.pixels.views import Normalise
 from nearkin.errors import NearkinError, first_line
+from nearkin.networks.eval_mode import evaluating
 from nearkin.networks.fold_batch_norm import fold_batch_norms
 from nearkin.networks.inception import BNInception, GoogLeNet, flat_batch_norms
 from nearkin.networks.timm_models import build_timm, run_blank_image, timm_config, timm_layout
@@ -217,17 +218,13 @@ def build_trunk(name: str, *, weights: str | Path | None = "default", size: int 
 @torch.no_grad()
 def check_size(trunk: Trunk, size: int) -> None:
     """Refuse a size of test images that the network cannot take, such as another than it was made for."""
-    modes = [(module, module.training) for module in trunk.modules()]
-    trunk.eval()
     try:
-        trunk(torch.zeros(1, trunk.channels, size, size, device=next(trunk.parameters()).device))
+        with evaluating(trunk):
+            trunk(torch.zeros(1, trunk.channels, size, size, device=next(trunk.parameters()).device))
     except Exception as error:  # networks fail in different ways on a wrong size
         raise NearkinError(
             f"This network cannot take test images of {size} × {size} pixels ({first_line(error)}): change test_size."
         ) from error
-    finally:
-        for module, mode in modes:
-            module.training = mode
 
 
 _TRUNK = "trunk.net."  # before the names of a trunk's weights in the model of a run

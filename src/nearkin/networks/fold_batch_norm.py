@@ -16,7 +16,14 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from nearkin.networks.fused_convolution import convolve, fits_kernels, kernel_kind
+from nearkin.networks.eval_mode import evaluating
+from nearkin.networks.fused_convolution import (
+    convolve,
+    convolve_by_one_dnn,
+    fits_kernels,
+    fits_one_dnn,
+    kernel_kind,
+)
 
 BatchNorm = nn.modules.batchnorm._BatchNorm
 
@@ -28,20 +35,17 @@ def fold_batch_norms(net: nn.Module, example: Tensor) -> int:
     If another module uses the convolution's output too, as the shortcut around some stems does, folding would change
     the network: then nothing is folded.
     """
-    modes = [(m, m.training) for m in net.modules()]
-    net.eval()
-    pairs = _pairs(net, example)
-    with _random_norms([norm for _, norm in pairs]):
-        x = torch.randn(example.shape, generator=torch.Generator().manual_seed(0)).to(example)
-        before = _flat(net(x))
-        for conv, norm in pairs:
-            _fold(conv, norm)
-        same = (_flat(net(x)) - before).abs().max() <= 1e-3 * before.abs().max()
-    if not same:
-        for conv, norm in pairs:
-            _unfold(conv, norm)
-    for module, mode in modes:
-        module.training = mode
+    with evaluating(net):
+        pairs = _pairs(net, example)
+        with _random_norms([norm for _, norm in pairs]):
+            x = torch.randn(example.shape, generator=torch.Generator().manual_seed(0)).to(example)
+            before = _flat(net(x))
+            for conv, norm in pairs:
+                _fold(conv, norm)
+            same = (_flat(net(x)) - before).abs().max() <= 1e-3 * before.abs().max()
+        if not same:
+            for conv, norm in pairs:
+                _unfold(conv, norm)
     return len(pairs) if same else 0
 
 
@@ -155,7 +159,10 @@ def _folded_conv(kind: type[nn.Conv2d]) -> type[nn.Conv2d]:
         a = a if norm.weight is None else a * norm.weight
         b = (-norm.running_mean if conv.bias is None else conv.bias - norm.running_mean) * a
         b = b if norm.bias is None else b + norm.bias
-        out: Tensor = functional_call(bare, {"weight": conv.weight * a[:, None, None, None], "bias": b}, (x,))
+        weight = conv.weight * a[:, None, None, None]
+        if fits_one_dnn(conv, x, acts):
+            return convolve_by_one_dnn(conv, weight, b, x, acts)
+        out: Tensor = functional_call(bare, {"weight": weight, "bias": b}, (x,))
         for act in acts:
             out = act(out)
         return out

@@ -17,6 +17,7 @@ from nearkin.data.images import counted
 from nearkin.data.pixels.stores import Store
 from nearkin.data.pixels.views import Augment
 from nearkin.networks.embedder import channels_last
+from nearkin.networks.eval_mode import evaluating
 from nearkin.training.model import Model, autocast
 from nearkin.training.plan import Plan
 
@@ -64,16 +65,12 @@ def estimate_words(seconds: float, *, epochs: int, steps: int) -> str:
 @contextmanager
 def _unchanged(model: Model) -> Iterator[None]:
     """Restore modes, gradients' flags and random generators at the end."""
-    modes = [(module, module.training) for module in model.embedder.modules()]
     flags = [(parameter, parameter.requires_grad) for parameter in model.embedder.parameters()]
     devices = [model.device] if model.device.type == "cuda" else []
     try:
-        with torch.random.fork_rng(devices), torch.enable_grad():
-            model.embedder.eval()
+        with evaluating(model.embedder), torch.random.fork_rng(devices), torch.enable_grad():
             yield
     finally:
-        for module, mode in modes:
-            module.training = mode
         for parameter, flag in flags:
             parameter.requires_grad_(flag)
 

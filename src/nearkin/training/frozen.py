@@ -27,8 +27,9 @@ from nearkin.errors import NearkinError
 from nearkin.files import Json, cache_dir, provenance, read_tensors, write_tensors
 from nearkin.networks.backbones import OWN
 from nearkin.networks.embedder import Embedder, pass_images
+from nearkin.networks.eval_mode import evaluating
 from nearkin.training.images import OpenImages
-from nearkin.training.model import Model, autocast, evaluating
+from nearkin.training.model import Model, autocast
 
 VERSION = 1
 """Of the cache: increase it if what is computed changes."""

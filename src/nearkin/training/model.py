@@ -2,8 +2,8 @@
 
 import dataclasses
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import cast
 
@@ -23,6 +23,7 @@ from nearkin.files import Json, content_digest, read_json, read_tensors, write_l
 from nearkin.methods.catalogue import method
 from nearkin.networks.backbones import Trunk, add_own_backbone, build_trunk
 from nearkin.networks.embedder import Embedder, pass_images
+from nearkin.networks.eval_mode import evaluating
 from nearkin.networks.timm_models import set_drop_path
 from nearkin.space import Space
 from nearkin.training.model_card import write_card
@@ -63,18 +64,6 @@ def embedding_dim(plan: Plan) -> int:
 def autocast(device: torch.device, precision: str) -> AbstractContextManager[object]:
     """Return the context that runs the network in bf16 if the plan says so."""
     return torch.autocast(device.type, dtype=torch.bfloat16, enabled=precision == "bf16")
-
-
-@contextmanager
-def evaluating(net: nn.Module) -> Iterator[None]:
-    """Set eval mode within the context, and restore the mode of every module after it."""
-    modes = [(module, module.training) for module in net.modules()]
-    net.eval()
-    try:
-        yield
-    finally:
-        for module, mode in modes:
-            module.training = mode
 
 
 class Ensemble(nn.Module):
