@@ -96,7 +96,8 @@ class Plan:
     )
     augment: str = setting(
         "resized_crop",
-        "Augmentation: resized_crop, crop, affine, none; with options as in 'resized_crop(scale=(0.16, 1))'.",
+        "Augmentation: resized_crop, crop, affine, none, and jitter or erase around one of them; with options as in "
+        "'erase(resized_crop(scale=(0.16, 1)))'.",
     )
     test: Literal["split", "none"] = setting(
         "split",
