@@ -11,6 +11,7 @@ from torch import nn
 from nearkin.networks import fold_batch_norm
 from nearkin.networks.backbones import build_trunk
 from nearkin.networks.fold_batch_norm import fold_batch_norms
+from nearkin.networks.timm_models import import_timm
 
 
 def network(norm: type[nn.Module] = nn.BatchNorm2d) -> nn.Sequential:
@@ -47,6 +48,28 @@ def test_outputs_and_gradients_stay(norm):
     for name in g:
         torch.testing.assert_close(g2[name], g[name])
     assert list(net.state_dict()) == names
+
+
+@pytest.mark.parametrize("act", [nn.Identity, nn.ReLU, nn.ReLU6])
+@pytest.mark.parametrize(
+    "options", [{"padding": 1}, {"padding": "same", "stride": 2}, {"padding": 1, "groups": 8}, {"dilation": 2}]
+)
+def test_one_pass_without_gradients_computes_the_same(act, options, monkeypatch):
+    torch.manual_seed(0)
+    import_timm()
+    from timm.layers import BatchNormAct2d, create_conv2d
+
+    conv, norm = create_conv2d(8, 16, 3, **options), BatchNormAct2d(16, act_layer=act)
+    net, x = nn.Sequential(conv, norm).eval(), 3 * torch.randn(2, 8, 10, 10)
+    assert fold_batch_norms(net, x) == 1
+    passes = []
+    by_one_dnn = fold_batch_norm.convolve_by_one_dnn
+    monkeypatch.setattr(fold_batch_norm, "convolve_by_one_dnn", lambda *each: passes.append(1) or by_one_dnn(*each))
+    for y in (x, x.contiguous(memory_format=torch.channels_last)):
+        with torch.no_grad():
+            found = net(y)
+        torch.testing.assert_close(found, net(y).detach(), atol=1e-5, rtol=1e-5)
+    assert len(passes) == 2
 
 
 def test_batch_norm_in_train_mode_runs_as_ever():

@@ -1,4 +1,4 @@
-"""Convolution, bias and activation on a GPU, in as few passes over the feature map as its kernels allow."""
+"""Convolution, bias and activation in as few passes over the feature map as a GPU's kernels or oneDNN allow."""
 
 import math
 from collections.abc import Hashable, Sequence
@@ -36,10 +36,14 @@ def fits_kernels(conv: nn.Conv2d, x: Tensor, acts: Sequence[nn.Module]) -> bool:
     )
 
 
+def _bounds(acts: Sequence[nn.Module]) -> tuple[float, float]:
+    low = max((CLAMPS[type(act)][0] for act in acts), default=-math.inf)
+    return low, min((CLAMPS[type(act)][1] for act in acts), default=math.inf)
+
+
 def convolve(conv: nn.Conv2d, norm: Any, x: Tensor, acts: Sequence[nn.Module]) -> Tensor:
     """Return the activation of a convolution with the frozen batch norm after it."""
-    low = max((CLAMPS[type(act)][0] for act in acts), default=-math.inf)
-    high = min((CLAMPS[type(act)][1] for act in acts), default=math.inf)
+    low, high = _bounds(acts)
     if torch.is_autocast_enabled("cuda"):
         x = x.to(torch.get_autocast_dtype("cuda"))
     with torch.autocast("cuda", enabled=False):
@@ -53,6 +57,34 @@ def convolve(conv: nn.Conv2d, norm: Any, x: Tensor, acts: Sequence[nn.Module]) -
             x, left, top = F.pad(x, padding), 0, 0
         out = F.conv2d(x, weight, None, conv.stride, (top, left), 1, conv.groups)
         return bias_activation(out.contiguous(memory_format=torch.channels_last), bias, low, high)
+
+
+def fits_one_dnn(conv: nn.Conv2d, x: Tensor, acts: Sequence[nn.Module]) -> bool:
+    """Whether `convolve_by_one_dnn` computes this convolution: on a CPU, where no gradient is wanted."""
+    return (
+        x.device.type == "cpu"
+        and x.dtype == conv.weight.dtype == torch.float32
+        and not torch.is_grad_enabled()
+        and not torch.compiler.is_compiling()
+        and not torch.is_autocast_enabled("cpu")
+        and conv.padding_mode == "zeros"
+        and not isinstance(conv.padding, str)
+        and all(type(act) in CLAMPS for act in acts)
+        and torch.backends.mkldnn.is_available()
+    )
+
+
+def convolve_by_one_dnn(conv: nn.Conv2d, weight: Tensor, bias: Tensor, x: Tensor, acts: Sequence[nn.Module]) -> Tensor:
+    """Return the activation of a convolution with this weight and bias."""
+    low, high = _bounds(acts)
+    left, right, top, bottom = padding = _padding(conv, x)
+    if (left, top) != (right, bottom):
+        x, left, top = F.pad(x, padding), 0, 0
+    clamps = math.isfinite(low) or math.isfinite(high)
+    how = ("hardtanh", [low, high], "") if clamps else ("none", [], "")
+    place = (top, left), conv.stride, conv.dilation, conv.groups
+    out: Tensor = torch.ops.mkldnn._convolution_pointwise(x, weight, bias, *place, *how)
+    return out
 
 
 def _own_depthwise(conv: nn.Conv2d) -> bool:
