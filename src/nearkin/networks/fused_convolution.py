@@ -70,7 +70,7 @@ def fits_one_dnn(conv: nn.Conv2d, x: Tensor, acts: Sequence[nn.Module]) -> bool:
         and conv.padding_mode == "zeros"
         and not isinstance(conv.padding, str)
         and all(type(act) in CLAMPS for act in acts)
-        and torch.backends.mkldnn.is_available()
+        and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
     )
 
 
