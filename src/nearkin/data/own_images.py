@@ -1,7 +1,10 @@
 """Read a user's own images as a data set: one folder per class, or a csv table."""
 
+import gc
 import os
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -140,7 +143,8 @@ def read_csv(path: Path) -> Dataset:
     """Read a table with the columns path, label and, optionally, split (train, test) and role (query, gallery)."""
     if not os.path.isfile(path):
         raise NearkinError(f"There is no file {path}: csv:PATH needs a table with the columns path and label.")
-    rows, notes = _without_repeats(_read_rows(path), path)
+    with _uncollected():
+        rows, notes = _without_repeats(_read_rows(path), path)
     bad = missing_or_empty(rows.size.tolist())
     notes += describe_skipped(bad, rows.paths, root=path.parent)
     good = rows.take(np.flatnonzero(rows.size > 0))
@@ -154,18 +158,31 @@ def read_csv(path: Path) -> Dataset:
     return replace(data, left_out=tuple(LeftOut(rows.paths[row], f"it is {word}") for row, word in bad.items()))
 
 
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """Keep Python's garbage collector from looking through all objects again for every few hundred rows."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
 def _read_rows(path: Path) -> _Table:
     """All rows of a table."""
     number: dict[str, int] = {}
     tables, columns = [], []
+    folder = str(path.parent)
     for rows in read_table(path, required=("path", "label")):
         names = [str(Path(name)) if _NOT_PLAIN.search(name) else name for name in rows.columns["path"]]
-        files = [os.path.join(path.parent, name) for name in names]
+        files = [name if name.startswith(os.sep) else f"{folder}{os.sep}{name}" for name in names]
         label = np.array([number.setdefault(label, len(number)) for label in rows.columns["label"]], np.int32)
         size, mark = np.array([file_size(file) for file in files]), np.array([hash(file) for file in files])
-        tables.append(table_of(str(path.parent), names))
+        tables.append(table_of(folder, names))
         columns.append((label, *_split_and_role(rows, path), size, mark))
-    paths = replace(joined_tables(tables), folders=(str(path.parent),), counts=(sum(map(len, tables)),))
+    paths = replace(joined_tables(tables), folders=(folder,), counts=(sum(map(len, tables)),))
     label, split, role, size, mark = map(np.concatenate, zip(*columns, strict=True))
     return _Table(Paths(paths), label, split, role, size, mark, list(number))
 
@@ -174,9 +191,9 @@ def _split_and_role(rows: Rows, path: Path) -> tuple[Column, Column]:
     """The numbers of the splits and of the roles of some rows."""
 
     def numbers(column: str, words: tuple[str, ...]) -> Column:
-        known = {word: number for number, word in enumerate(words)}
         values = rows.columns.get(column, [""] * len(rows.lines))
-        return np.array([known.get(value.lower(), -1) for value in values], np.int8)
+        known = {value: words.index(value.lower()) if value.lower() in words else -1 for value in set(values)}
+        return np.array([known[value] for value in values], np.int8)
 
     def refuse(wrong: Column, column: str, says: str) -> None:
         if wrong.any():

@@ -2,7 +2,6 @@
 
 import hashlib
 import os
-from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -80,11 +79,9 @@ class Table:
 
 def table_of(folder: str, names: Iterable[str]) -> Table:
     """Return a table of names in one folder; a name may be a path, also an absolute one."""
-    data, ends = bytearray(), array("q")
-    for name in names:
-        data += os.fsencode(name)
-        ends.append(len(data))
-    return Table((folder,), (len(ends),), np.frombuffer(data, np.uint8), np.array(ends))
+    encoded = list(map(os.fsencode, names))
+    ends = np.cumsum([len(name) for name in encoded], dtype=np.int64)
+    return Table((folder,), (len(ends),), np.frombuffer(b"".join(encoded), np.uint8), ends)
 
 
 def joined_tables(tables: Sequence[Table]) -> Table:
