@@ -145,9 +145,10 @@ def read_csv(path: Path) -> Dataset:
         raise NearkinError(f"There is no file {path}: csv:PATH needs a table with the columns path and label.")
     with _uncollected():
         rows, notes = _without_repeats(_read_rows(path), path)
-    bad = missing_or_empty(rows.size.tolist())
+    unusable = np.flatnonzero(rows.size <= 0).tolist()
+    bad = {unusable[number]: word for number, word in missing_or_empty(rows.size[unusable].tolist()).items()}
     notes += describe_skipped(bad, rows.paths, root=path.parent)
-    good = rows.take(np.flatnonzero(rows.size > 0))
+    good = rows.take(np.flatnonzero(rows.size > 0)) if bad else rows
     lost = sorted(rows.keys[number] for number in np.setdiff1d(rows.label, good.label).tolist())
     notes += _left_out(lost, "class without images", "classes without images")
     if len(good.paths) and not good.split[0]:
