@@ -13,6 +13,7 @@ fastest other.
 
 import argparse
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -27,7 +28,7 @@ from torch import Tensor, nn
 from nearkin.console import plain_table
 from nearkin.files import Json, write_json
 from nearkin.methods.catalogue import method
-from nearkin.networks.embedder import Embedder, channels_last
+from nearkin.networks.embedder import Embedder, channels_last, pass_images
 from nearkin.networks.timm_models import import_timm
 from nearkin.training.export import INPUT, OUTPUT, export
 from nearkin.training.model import Model, build_embedder
@@ -97,7 +98,7 @@ def embedding_works(plan: Plan, network: Embedder, timm: str, batch: int) -> dic
         return work
 
     network.eval()
-    works = {OURS: quiet(network, ordered)}
+    works = {OURS: quiet(partial(pass_images, network), ordered)}
     for name, (_, layout, call) in plain_networks(timm, network.dim).items():
         works[name] = quiet(call, images.contiguous(memory_format=layout))
     with TemporaryDirectory() as folder:

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from nearkin.errors import NearkinError
 from nearkin.networks.backbones import Trunk
+from nearkin.networks.freed_memory import keep_freed_memory
 from nearkin.space import Space, at_least_float32
 from nearkin.spec import check_options, look_up, parse
 
@@ -104,9 +105,8 @@ def channels_last(x: Tensor) -> Tensor:
     return x if x.ndim == 2 else x.contiguous(memory_format=torch.channels_last)
 
 
-PASS = 4 * 3 * 224 * 224
-"""Numbers in the images that pass a network at once on a CPU. The C library hands the memory of larger maps back to
-the system and asks for it again, and clearing its pages takes longer than the network."""
+PASS = 16 * 3 * 224 * 224
+"""Numbers in the images that pass a network at once on a CPU, where more only take more memory."""
 
 
 def pass_images(network: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
@@ -114,6 +114,7 @@ def pass_images(network: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     x = channels_last(x)
     if x.is_cuda or x.ndim == 2:
         return network(x)
+    keep_freed_memory()
     return torch.cat([network(some) for some in torch.split(x, max(1, PASS // x.shape[1:].numel()))])
 
 

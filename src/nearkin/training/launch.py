@@ -27,10 +27,10 @@ from nearkin.methods.cut_proxies import cut
 from nearkin.networks.backbones import add_own_backbone, check_size
 from nearkin.networks.embedder import Embedder
 from nearkin.networks.fold_batch_norm import compile_kernels
+from nearkin.networks.freed_memory import keep_freed_memory
 from nearkin.networks.rank_batch_norm import batch_norms
 from nearkin.space import Space
 from nearkin.training.folds import train_folds
-from nearkin.training.freed_memory import keep_freed_memory
 from nearkin.training.frozen import FrozenTrunk
 from nearkin.training.images import Embedded, OpenImages, open_images, plan_dataset, training_images, with_storage
 from nearkin.training.loop import Network, Training
