@@ -106,6 +106,7 @@ def embedding_works(plan: Plan, network: Embedder, timm: str, batch: int) -> dic
         export(Model(network, plan, [str(c) for c in range(CLASSES)]).save(run), file)
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = torch.get_num_threads()
+        options.add_session_config_entry("session.force_spinning_stop", "1")  # its threads would slow what comes next
         session = onnxruntime.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
     array = np.ascontiguousarray(images.numpy())
     return works | {"ONNX Runtime": lambda: session.run([OUTPUT], {INPUT: array})}
