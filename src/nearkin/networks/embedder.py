@@ -105,7 +105,7 @@ def channels_last(x: Tensor) -> Tensor:
     return x if x.ndim == 2 else x.contiguous(memory_format=torch.channels_last)
 
 
-PASS = 16 * 3 * 224 * 224
+PASS = 32 * 3 * 224 * 224
 """Numbers in the images that pass a network at once on a CPU, where more only take more memory."""
 
 
