@@ -13,6 +13,7 @@ from nearkin.files import Json, read_json, short_commit
 
 CLASSES = Path("benchmarks/results/many_classes.json")
 INDEX = Path("benchmarks/results/index_million.json")
+OPEN = Path("benchmarks/results/open_million.json")
 DATA = {"accuracy_letters": "letters", "accuracy_made": "20,000 made classes"}
 METRICS = ("R@1", "MAP@R")
 
@@ -36,7 +37,8 @@ def _where(known: Json, script: str) -> str:
 
 def scale_page(text: str, root: Path, fill: Callable[[str, str, str], str]) -> str:
     """docs/scale.md with its tables up to date."""
-    tables = {"steps": steps(root), "accuracy": accuracy(root), "indexes": indexes(root), "paper": paper()}
+    tables = {"steps": steps(root), "accuracy": accuracy(root), "open": opened(root), "indexes": indexes(root)}
+    tables["paper"] = paper()
     for name, table in tables.items():
         text = fill(text, name, table)
     return text
@@ -80,6 +82,25 @@ def accuracy(root: Path) -> str:
 def _spread(values: list[float]) -> str:
     spread = f" ± {statistics.stdev(values):.2f}" if len(values) > 1 else ""
     return f"{statistics.fmean(values):.2f}{spread}"
+
+
+def opened(root: Path) -> str:
+    """Seconds and memory to open a data set of a million images."""
+    known = _known(root / OPEN)
+    if not (rows := known.get("rows", [])):
+        return ""
+    cells = [
+        [
+            f"`{row['data']}:`",
+            f"{row['images']:,}",
+            f"{row['open_s']:.1f} s",
+            f"{row['open_mb']:.0f} MB",
+            f"{row['first_s']:.0f} s, {row['index_mb']:.0f} MB" if row["index_mb"] else "no index",
+        ]
+        for row in rows
+    ]
+    head = ["data set", "images", "opens in", "memory that opening adds", "index, made once"]
+    return f"{markdown_table(head, cells)}\n\n{_where(known, OPEN.with_suffix('.py').name)}"
 
 
 def indexes(root: Path) -> str:
