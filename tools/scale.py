@@ -14,7 +14,11 @@ from nearkin.files import Json, read_json, short_commit
 CLASSES = Path("benchmarks/results/many_classes.json")
 INDEX = Path("benchmarks/results/index_million.json")
 OPEN = Path("benchmarks/results/open_million.json")
-DATA = {"accuracy_letters": "letters", "accuracy_made": "20,000 made classes"}
+DATA = {
+    "accuracy_letters": "letters",
+    "accuracy_cub": "CUB-200-2011, frozen trunk",
+    "accuracy_made": "20,000 made classes",
+}
 METRICS = ("R@1", "MAP@R")
 
 GB, TERA = 1e9, 1e12
@@ -76,7 +80,9 @@ def accuracy(root: Path) -> str:
         return ""
     table = markdown_table(["data", "method", "`sample_rate`", *METRICS], cells, text=True)
     seeds = max(len({row["seed"] for row in known[part]["rows"]}) for part in measured)
-    return f"{table}\n\nMean ± standard deviation over {seeds} seeds. {_where(known[measured[0]], 'many_classes.py')}"
+    commits = " and ".join(dict.fromkeys(short_commit(known[part]["commit"]) for part in measured))
+    where = f"on {known[measured[0]]['hardware']}, commit {commits}"
+    return f"{table}\n\nMean ± standard deviation over {seeds} seeds. Measured by `benchmarks/many_classes.py` {where}."
 
 
 def _spread(values: list[float]) -> str:
