@@ -129,7 +129,7 @@ class _Table(NamedTuple):
     label: Column  # numbers of keys
     split: Column  # numbers of SPLITS
     role: Column  # numbers of ROLES
-    size: Column  # bytes of the file; -1 if it is missing
+    size: Column  # 1 if the file has a size, 0 if it is empty, -1 if it is missing
     mark: Column  # the same for rows of the same file, and hardly ever for others
     keys: list[str]
 
@@ -180,7 +180,8 @@ def _read_rows(path: Path) -> _Table:
         names = [str(Path(name)) if _NOT_PLAIN.search(name) else name for name in rows.columns["path"]]
         files = [name if name.startswith(os.sep) else f"{folder}{os.sep}{name}" for name in names]
         label = np.array([number.setdefault(label, len(number)) for label in rows.columns["label"]], np.int32)
-        size, mark = np.array([file_size(file) for file in files]), np.array([hash(file) for file in files])
+        size = np.sign([file_size(file) for file in files]).astype(np.int8)
+        mark = np.array([hash(file) for file in files])
         tables.append(table_of(folder, names))
         columns.append((label, *_split_and_role(rows, path), size, mark))
     paths = replace(joined_tables(tables), folders=(folder,), counts=(sum(map(len, tables)),))
