@@ -85,11 +85,16 @@ def join() -> None:
     _call(dist.init_process_group, backend, timeout=PATIENCE)
 
 
-def leave() -> None:
-    """Leave the process group, at the end of a program; after an error a rank ends without, so that others notice."""
+def leave() -> bool:
+    """Leave the process group, at the end of a program; return whether there was one.
+
+    After an error a rank ends without, so that others notice.
+    """
     _host_group.cache_clear()
-    if size() > 1:
-        dist.destroy_process_group()
+    if size() == 1:
+        return False
+    dist.destroy_process_group()
+    return True
 
 
 def _stopped(*_: object) -> None:

@@ -137,10 +137,10 @@ def test_the_benchmark_records_steps_and_errors():
     assert "not measured" in found[-1]["rows"][0]["error"]
 
 
-@pytest.mark.parametrize("data", ["letters", "made"])
-def test_the_benchmark_scores_sampled_classes(data, monkeypatch):
+@pytest.mark.parametrize("scores_of", [many_classes.on_letters, many_classes.on_made_set])
+def test_the_benchmark_scores_sampled_classes(scores_of, monkeypatch):
     monkeypatch.setattr(many_classes, "METHODS", ("arcface",))
     found = []
-    many_classes.accuracy(data, tiny=True, keep=found.append)
+    many_classes.accuracy(scores_of, tiny=True, keep=found.append)
     assert [row["rate"] for row in found[-1]["rows"]] == [1, 0.1]
     assert all(0 < row["scores"]["MAP@R"] <= row["scores"]["R@1"] <= 100 for row in found[-1]["rows"])

@@ -55,7 +55,9 @@ def main() -> None:
         code = app(sys.argv[1:] or ["--help"], standalone_mode=False)
         print_left_out()
         sys.stdout.flush()
-        ranks.leave()
+        if ranks.leave():  # a thread of the group that outlives Python would end this process by an abort
+            sys.stderr.flush()
+            os._exit(code if isinstance(code, int) else 0)
     except ranks.ToldError:
         sys.exit(2)
     except NearkinError as error:
