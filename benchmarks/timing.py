@@ -78,5 +78,9 @@ def training_step(m: Method, embedder: Embedder, plan: Plan, y: Tensor) -> Work:
 
 
 def source() -> Json:
-    """The provenance of a result: command, versions, commit, hardware, date."""
-    return {"command": shlex.join(["python", *sys.argv]), **provenance()}
+    """The provenance of a result: command without the place of the file, versions, commit, hardware, date."""
+    words = ["python", *sys.argv]
+    if "--out" in words:
+        place = words.index("--out")
+        del words[place : place + 2]
+    return {"command": shlex.join(words), **provenance()}
