@@ -1,8 +1,8 @@
 """Time and memory of `nearkin.evaluate`, beside faiss, the matrix product alone and pytorch-metric-learning.
 
-With --shapes, a table of several sizes: the time of R@1, P@R and MAP@R beside that of faiss finding as many neighbours
-as these metrics need (the size of the largest class). It is processor time of one thread, the median of alternating
-rounds, over some of the queries. Without it, synthetic data of the size of Stanford Online Products' test set (60,502 ×
+With --shapes, a table of several sizes: the time of R@1, P@R and MAP@R per query beside that of faiss finding as many
+neighbours as these metrics need (the size of the largest class), for some queries. It is processor time of one thread,
+the median of alternating rounds. Without it, synthetic data of the size of Stanford Online Products' test set (60,502 ×
 512, 11,316 classes) on all threads. Three figures:
 
 1. time of all metrics relative to the block-wise matrix product of the same size alone, on all cores, by NumPy or
@@ -46,7 +46,7 @@ SOP_ITEMS, SOP_CLASSES = 60_502, 11_316
 
 
 class Shape(NamedTuple):
-    """Items of some classes; the first of them are the queries, in a gallery of all items or of the others."""
+    """Items of some classes: all search each other, of which faiss some, or the first `queries` search the others."""
 
     name: str
     items: int
@@ -155,7 +155,8 @@ def beside_faiss(shape: Shape, rounds: int) -> dict[str, object]:
 
     x, y = made(shape.items, shape.classes, shape.dim)
     query, gallery = torch.arange(shape.queries), torch.arange(shape.queries if shape.apart else 0, shape.items)
-    protocol = Protocol(query, gallery)
+    ours = query if shape.apart else gallery  # items that search each other need half of the products
+    protocol = Protocol(ours, gallery)
     nearest = int(y[gallery].bincount().max())
     index = faiss.IndexFlatIP(shape.dim)
     index.add(x[gallery].numpy())
@@ -167,9 +168,9 @@ def beside_faiss(shape: Shape, rounds: int) -> dict[str, object]:
     return {
         **shape._asdict(),
         "nearest": nearest,
-        "ours_ms_per_query": median(a) / shape.queries,
-        "faiss_ms_per_query": median(b) / shape.queries,
-        "ratio": median(p / q for p, q in zip(a, b, strict=True)),
+        "ours_ms_per_query": median(a) / len(ours),
+        "faiss_ms_per_query": median(b) / len(query),
+        "ratio": median(p / q for p, q in zip(a, b, strict=True)) * len(query) / len(ours),
     }
 
 
