@@ -70,6 +70,9 @@ def test_one_pass_without_gradients_computes_the_same(act, options, monkeypatch)
             found = net(y)
         torch.testing.assert_close(found, net(y).detach(), atol=1e-5, rtol=1e-5)
     assert len(passes) == 2
+    with torch.no_grad():
+        conv.weight[0] = torch.nan
+        assert net(x)[:, 0].isnan().all()
 
 
 def test_batch_norm_in_train_mode_runs_as_ever():

@@ -160,7 +160,7 @@ def _folded_conv(kind: type[nn.Conv2d]) -> type[nn.Conv2d]:
         b = (-norm.running_mean if conv.bias is None else conv.bias - norm.running_mean) * a
         b = b if norm.bias is None else b + norm.bias
         weight = conv.weight * a[:, None, None, None]
-        if fits_one_dnn(conv, x, acts):
+        if fits_one_dnn(conv, x, acts) and (weight.sum() + b.sum()).isfinite():  # its clamp makes NaN a number
             return convolve_by_one_dnn(conv, weight, b, x, acts)
         out: Tensor = functional_call(bare, {"weight": weight, "bias": b}, (x,))
         for act in acts:
